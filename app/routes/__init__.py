@@ -1,0 +1,1 @@
+"""One noun a file: the routes of the gateway."""

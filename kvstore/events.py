@@ -1,0 +1,123 @@
+"""Frozen inputs and outputs of the planner.
+
+`Planner.handle(event, now) -> list[Action]`. Times are seconds of a monotonic clock that
+only the manager reads. Slots are integers of the tier they belong to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.types import BlockKey, StopReason, TurnId
+
+# --- events ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TurnArrived:
+    """A turn wants to run.
+
+    `keys` are the keys of the full blocks of tokens[:n-1], in order (so at most
+    floor((n-1)/block_tokens)); empty when `cache` is false. `prompt_tokens` is n;
+    `output_tokens` the most it may generate.
+    """
+
+    turn: TurnId
+    keys: tuple[BlockKey, ...]
+    prompt_tokens: int
+    output_tokens: int
+    priority: int = 0
+    cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """OPEN slot number `index` of `turn`'s block table now holds the block of `key`."""
+
+    turn: TurnId
+    index: int
+    key: BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStopped:
+    """The engine left `turn` alone; `tokens` is prompt + output so far."""
+
+    turn: TurnId
+    reason: StopReason
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnded:
+    """A step returned: these OPEN slots were filled, in block order per turn; these turns stopped."""
+
+    fills: tuple[Fill, ...]
+    stopped: tuple[TurnStopped, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GrowWanted:
+    """`turn` wants `slots` more OPEN slots; a turn has at most one such wish."""
+
+    turn: TurnId
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCancelled:
+    """The client went away. A queued turn is forgotten at once; a granted one when StepEnded says it stopped."""
+
+    turn: TurnId
+
+
+Event = TurnArrived | StepEnded | GrowWanted | TurnCancelled
+
+# --- actions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GrantTurn:
+    """Run `turn`: `slots` is its block table (cached prefix first, then OPEN slots).
+
+    `cached_tokens` tokens of the prompt (a multiple of block_tokens) need no computing.
+    `resumed` tells a suspended turn from a new one.
+    """
+
+    turn: TurnId
+    slots: tuple[int, ...]
+    cached_tokens: int
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GrantSlots:
+    """Append `slots` to the block table of `turn`."""
+
+    turn: TurnId
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendTurn:
+    """Stop `turn` at the next step boundary; it is queued again once StepEnded says so."""
+
+    turn: TurnId
+
+
+class Refusal:
+    """Why a turn was refused; constants, so that the shell can map them to errors."""
+
+    QUEUE_FULL = "queue_full"
+    NEVER_FITS = "never_fits"
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseTurn:
+    """`turn` will not run; `reason` is one of Refusal's."""
+
+    turn: TurnId
+    reason: str
+
+
+Action = GrantTurn | GrantSlots | SuspendTurn | RefuseTurn
