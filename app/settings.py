@@ -1,0 +1,233 @@
+"""What can be set, in one frozen tree; nothing else in Dormouse reads the environment.
+
+Where a value comes from, first match wins:
+
+    1. a flag                      --hbm-bytes 2GiB
+    2. the environment             DORMOUSE_HBM_BYTES=2GiB
+    3. a TOML file                 hbm_bytes = "2GiB"
+    4. the default
+
+Flags, variables and keys are one name in three spellings, made from the fields below. configuration.py reads them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from app.units import parse_bytes
+
+ENV_PREFIX = "DORMOUSE_"
+TOKEN_VARIABLE = "HF_TOKEN"
+
+
+def _size(value: object) -> object:
+    """Bytes from text; `auto` and numbers pass."""
+    return parse_bytes(value) if isinstance(value, str) and value != "auto" else value
+
+
+def _names(value: object) -> object:
+    """A list from comma-separated text, as environment variables have it."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+Bytes = Annotated[Literal["auto"] | Annotated[int, Field(ge=0)], BeforeValidator(_size)]
+Count = Annotated[int, Field(ge=1)]
+AutoCount = Literal["auto"] | Count
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+
+
+class Panel(StrEnum):
+    """Headings that `--help` and `dormouse config` group settings under."""
+
+    MODEL = "Model"
+    SERVER = "Server"
+    MEMORY = "Memory"
+    ENGINE = "Engine"
+    SESSIONS = "Sessions"
+
+
+def _field(default: object, panel: Panel, text: str, metavar: str) -> Any:
+    """A field that explains itself in --help, `dormouse config` and the docs."""
+    return Field(default, description=text, json_schema_extra={"panel": panel.value, "metavar": metavar})
+
+
+def _default_cache_dir() -> Path:
+    return xdg_folder("XDG_CACHE_HOME", ".cache") / "dormouse"
+
+
+def xdg_folder(variable: str, fallback: str) -> Path:
+    """A base folder of the XDG specification, which has relative values ignored."""
+    named = Path(os.environ.get(variable, ""))
+    return named if named.is_absolute() else Path.home() / fallback
+
+
+class Settings(BaseSettings):
+    """All of it. Made directly, it reads no environment and no file: `configuration.load()` does."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, validate_default=True)
+
+    model: str = _field(
+        "embedded",
+        Panel.MODEL,
+        "Hugging Face id, local folder, .gguf file, or 'embedded': the small model that Dormouse fetches by itself.",
+        "NAME|PATH",
+    )
+    revision: str | None = _field(None, Panel.MODEL, "Branch, tag or commit of a Hugging Face id.", "REV")
+    served_model_name: Names = _field(
+        (),
+        Panel.MODEL,
+        "Name that requests may ask for, instead of the model's own; repeatable, '*' takes any.",
+        "NAME",
+    )
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = _field(
+        "auto", Panel.MODEL, "Weights and K/V in this type; auto takes the model's own.", "auto|bf16|fp16|fp32"
+    )
+    cache_dir: Path = Field(
+        default_factory=_default_cache_dir,
+        description="Folder for the embedded model, fingerprints and other things that can be made again.",
+        json_schema_extra={"panel": Panel.MODEL.value, "metavar": "DIR"},
+    )
+    hf_token: SecretStr | None = Field(None, description="Hugging Face token, from HF_TOKEN only.", repr=False)
+
+    host: str = _field("127.0.0.1", Panel.SERVER, "Address to listen on.", "ADDRESS")
+    port: Annotated[int, Field(ge=0, le=65535)] = _field(
+        8000, Panel.SERVER, "Port to listen on; 0 takes a free one.", "PORT"
+    )
+    drain_seconds: Seconds = _field(
+        20.0, Panel.SERVER, "How long running turns may finish after SIGTERM or Ctrl-C.", "SECONDS"
+    )
+    sse_keepalive_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = _field(
+        15.0, Panel.SERVER, "A silent stream gets a comment line this often.", "SECONDS"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _field(
+        "info", Panel.SERVER, "Least severe records to log.", "debug|info|warning|error"
+    )
+    log_format: Literal["pretty", "json"] = _field(
+        "pretty", Panel.SERVER, "Log lines for people or for machines.", "pretty|json"
+    )
+
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = _field(
+        "auto", Panel.ENGINE, "Where the model runs; auto takes CUDA where there is one.", "auto|cpu|cuda[:N]"
+    )
+    threads: AutoCount = _field("auto", Panel.ENGINE, "CPU threads that compute; auto takes the cores.", "auto|N")
+    attention: Literal["auto", "exact", "fast"] = _field(
+        "auto",
+        Panel.ENGINE,
+        "exact: the same bits however a prompt was split or batched. auto: exact where a check at start proves it.",
+        "auto|exact|fast",
+    )
+    prefill_chunk_tokens: Count = _field(
+        512, Panel.ENGINE, "Most prompt tokens in one step, so that a long prompt does not stall others.", "TOKENS"
+    )
+    max_running: Count = _field(64, Panel.ENGINE, "Turns computed together.", "TURNS")
+    max_queue: Count = _field(1024, Panel.ENGINE, "Turns that may wait; one more is refused with 429.", "TURNS")
+    age_limit_seconds: Seconds = _field(
+        10.0, Panel.ENGINE, "A turn that waited this long is admitted before any younger one.", "SECONDS"
+    )
+
+    hbm_bytes: Bytes = _field(
+        "auto",
+        Panel.MEMORY,
+        "K/V cache on the device. auto: 90% of the memory free after weights; on a CPU 5% of RAM.",
+        "auto|SIZE",
+    )
+    block_tokens: int = _field(32, Panel.MEMORY, "Tokens in one block of K/V: a power of two, 8 to 256.", "TOKENS")
+    max_context: AutoCount = _field(
+        "auto", Panel.MEMORY, "Longest prompt and answer together; auto is what model and memory allow.", "auto|TOKENS"
+    )
+
+    session_header: Names = _field(
+        (), Panel.SESSIONS, "One more request header that may carry a session id; repeatable.", "NAME"
+    )
+    wake_deadline_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = _field(
+        10.0, Panel.SESSIONS, "A sleeping cache that is not back by then is computed again.", "SECONDS"
+    )
+    session_branches: Count = _field(16, Panel.SESSIONS, "Conversations kept under one session id.", "N")
+    max_sessions: Count = _field(100_000, Panel.SESSIONS, "Session ids kept; the least recent goes first.", "N")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # configuration.load() runs the others one by one: run together, they forget which of them a value came from.
+        return (init_settings,)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_values(cls, value: object, info: ValidationInfo) -> object:
+        # pydantic would take TOML's `port = true` for port 1.
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
+            raise ValueError("is true or false, which means nothing here")
+        return value
+
+    @field_validator("model", "host")
+    @classmethod
+    def _not_empty(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("is empty")
+        return value
+
+    @field_validator("block_tokens")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if not 8 <= value <= 256 or value & (value - 1):
+            raise ValueError(f"{value} is not a power of two from 8 to 256")
+        return value
+
+    @field_validator("session_header")
+    @classmethod
+    def _header_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+                raise ValueError(f"{name!r} is not the name of an HTTP header")
+        return tuple(name.lower() for name in value)
+
+    @field_validator("cache_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+
+def flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def variable(field: str) -> str:
+    return TOKEN_VARIABLE if field == "hf_token" else ENV_PREFIX + field.upper()
+
+
+FLAGGED = tuple(name for name in Settings.model_fields if name != "hf_token")
+"""Fields that a flag, a variable and a key can set; a token on a command line would be seen by everyone's `ps`."""
+
+
+def metavar(field: str) -> str:
+    """What a value looks like: `auto|SIZE`."""
+    return _extra(field, "metavar")
+
+
+def panel(field: str) -> str:
+    """The heading that `field` stands under."""
+    return _extra(field, "panel")
+
+
+def _extra(field: str, key: str) -> str:
+    extra = Settings.model_fields[field].json_schema_extra
+    return str(extra.get(key, "")) if isinstance(extra, dict) else ""

@@ -1,0 +1,28 @@
+"""`dormouse` and `python -m dormouse_gateway`: find the code, then hand over to `app.cli`.
+
+In a wheel `app`, `kvstore` and `models` lie under `_private/`; in a checkout beside this package. Either folder
+goes first on sys.path, so that an `app` of somebody else's (in the working directory, or installed) is not met.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def code_root() -> Path:
+    """Folder that holds `app`, `kvstore` and `models`."""
+    here = Path(__file__).resolve().parent
+    private = here / "_private"
+    return private if private.is_dir() else here.parent
+
+
+def main() -> None:
+    sys.path.insert(0, str(code_root()))
+    from app.cli import run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()
