@@ -100,7 +100,7 @@ class Settings(BaseSettings):
         description="Folder for the embedded model, fingerprints and other things that can be made again.",
         json_schema_extra={"panel": Panel.MODEL.value, "metavar": "DIR"},
     )
-    hf_token: SecretStr | None = Field(None, description="Hugging Face token, from HF_TOKEN only.", repr=False)
+    hf_token: SecretStr | None = _field(None, Panel.MODEL, "Hugging Face token, from HF_TOKEN only.", "TOKEN")
 
     host: str = _field("127.0.0.1", Panel.SERVER, "Address to listen on.", "ADDRESS")
     port: Annotated[int, Field(ge=0, le=65535)] = _field(

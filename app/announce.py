@@ -1,0 +1,68 @@
+"""What the server says of itself when it starts: the settings that were given, then a line to copy once it answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+from app import config_view
+from app.configuration import Source
+from dormouse_gateway import __version__
+
+if TYPE_CHECKING:
+    import socket
+
+    from starlette.types import ASGIApp
+
+    from app.configuration import Configuration
+    from app.settings import Settings
+
+log = logging.getLogger("dormouse")
+
+
+def settings(configuration: Configuration) -> None:
+    """Log every setting that is not its default; `dormouse config` shows them all."""
+    given = {
+        field: config_view.plain(configuration, field)
+        for field, origin in configuration.origins.items()
+        if origin.source is not Source.DEFAULT
+    }
+    log.info("dormouse %s starts", __version__, extra={"fields": given})
+
+
+async def ready(app: ASGIApp, sock: socket.socket, settings: Settings) -> None:
+    """Say where the server answers; for people, with commands that work as they stand."""
+    url = base_url(sock)
+    model = await _first_model(app)
+    log.info("ready", extra={"fields": {"url": url, "model": model}})
+    if settings.log_format == "pretty":
+        print(hello(url, model), file=sys.stderr, flush=True)
+
+
+def base_url(sock: socket.socket) -> str:
+    """Where a client on this machine finds `sock`; a wildcard address is reached by loopback."""
+    host, port = sock.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def hello(url: str, model: str) -> str:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Who are you?"}]})
+    return f"""
+  Dormouse answers at {url}/v1 as {model}. Try
+
+    curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'
+
+  or, in another terminal, `dormouse chat{"" if url.endswith(":8000") else f" --url {url}"}`; Ctrl-C stops the server.
+"""
+
+
+async def _first_model(app: ASGIApp) -> str:
+    """The first name that requests may ask for: asked of the app itself, so that the line printed is one that works."""
+    import httpx
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://dormouse") as client:
+        reply = await client.get("/v1/models")
+        return str(reply.raise_for_status().json()["data"][0]["id"])

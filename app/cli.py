@@ -1,0 +1,133 @@
+"""The command line: serve, chat, config, model.
+
+torch and transformers take seconds to import; no command does so before its flags have been checked, and `--help`
+never does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.configuration import Configuration, load
+from app.flags import with_settings
+from dormouse_gateway import __version__
+from kvstore.errors import StoreError
+
+cli = typer.Typer(
+    name="dormouse",
+    help="An OpenAI-compatible gateway: idle sessions fall asleep, and their next turn computes only its new tokens.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+model = typer.Typer(no_args_is_help=True, help="The embedded model: fetch it, or say where it is.")
+cli.add_typer(model, name="model")
+
+
+def run() -> None:
+    """Entry point: what a user can mend is said in a line or two, with exit status 2."""
+    try:
+        cli()
+    except StoreError as exc:
+        for line in str(exc).splitlines():
+            print(f"dormouse: {line}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"dormouse {__version__}")
+        raise typer.Exit
+
+
+@cli.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def serve(configuration: Configuration) -> None:
+    """Load the model and answer on the OpenAI API until SIGTERM or Ctrl-C."""
+    from app import announce, log, serving
+
+    settings = configuration.settings
+    log.set_up(settings.log_level, settings.log_format)
+    # Held before the model is loaded: a port in use is said in the first second, not after a minute.
+    sock = serving.bind(settings.host, settings.port)
+    announce.settings(configuration)
+
+    from app.main import create_app
+
+    app = create_app(settings)
+    serving.serve(app, sock, settings, lambda: announce.ready(app, sock, settings))
+
+
+def config(
+    configuration: Configuration,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show every setting in force and where its value came from; takes the same flags as serve."""
+    from app import config_view
+
+    if as_json:
+        print(json.dumps(config_view.as_json(configuration), indent=2))
+    else:
+        config_view.show(configuration)
+
+
+cli.command("serve")(with_settings(serve))
+cli.command("config")(with_settings(config))
+
+
+CacheDir = Annotated[
+    Path | None, typer.Option("--cache-dir", metavar="DIR", help="Folder to keep it in; as for serve.")
+]
+
+
+@model.command()
+def fetch(cache_dir: CacheDir = None) -> None:
+    """Download the embedded model, unless it is there already, and print its folder."""
+    from models import embedded
+
+    print(embedded.fetch(_cache_dir(cache_dir), progress=lambda line: print(line, file=sys.stderr)))
+
+
+@model.command()
+def path(cache_dir: CacheDir = None) -> None:
+    """Print the embedded model's folder; exit status 1 where it has not been fetched."""
+    from models import embedded
+
+    found = embedded.path(_cache_dir(cache_dir))
+    if found is None:
+        print("dormouse: the embedded model is not here yet; `dormouse model fetch` gets it", file=sys.stderr)
+        raise typer.Exit(1)
+    print(found)
+
+
+def _cache_dir(given: Path | None) -> Path:
+    return load({} if given is None else {"cache_dir": given}).settings.cache_dir
+
+
+@cli.command()
+def chat(
+    url: Annotated[str, typer.Option(metavar="URL", help="Server to talk to.")] = "http://127.0.0.1:8000",
+    session: Annotated[str | None, typer.Option(metavar="ID", help="Session id; by default a new one.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Model to ask for; by default the first one served.")
+    ] = None,
+) -> None:
+    """Chat with a running server; /help shows the commands. Lines from a pipe are turns, too."""
+    from app import chat_client
+
+    raise typer.Exit(chat_client.chat(url, session, model))
