@@ -1,0 +1,94 @@
+"""The bytes of a streamed chat completion.
+
+Per token there is one `json.dumps` of a short string between two prebuilt ends: no model is validated and no
+dictionary is walked on the way of a token. Everything in a stream is an unnamed event, since named ones
+(`event: x`) reach the OpenAI SDK as chunks without choices and break callers.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from app.errors import ErrorReply
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+MEDIA_TYPE = "text/event-stream"
+
+PAD_TO = 16
+"""Characters: an obfuscated delta and its padding together are a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every chunk, and the whole completion, repeats."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    def fields(self, kind: str) -> dict[str, object]:
+        """Leading keys of an object of this `kind`."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+class ChunkFormat:
+    """Serialises the chunks of one stream."""
+
+    def __init__(self, head: Head, include_usage: bool = False, obfuscate: bool = False) -> None:
+        fields = json.dumps(head.fields("chat.completion.chunk"), ensure_ascii=False)
+        # With usage asked for, every chunk but the last carries a null in its place.
+        self._open = f"data: {fields[:-1]}, " + ('"usage": null, ' if include_usage else "")
+        self._before = self._open + '"choices": [{"index": 0, "delta": {"content": '
+        self._after = '}, "logprobs": null, "finish_reason": null}]'
+        self._without_usage = f"data: {fields[:-1]}, "
+        self._obfuscate = obfuscate
+
+    def opening(self, session: Mapping[str, object]) -> bytes:
+        """The first chunk: the role, and what the grant knows about the session."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return self._event(delta, None, {"session": session})
+
+    def text(self, text: str) -> bytes:
+        """One delta of visible text."""
+        padding = f', "obfuscation": "{_padding(len(text))}"' if self._obfuscate else ""
+        return f"{self._before}{json.dumps(text, ensure_ascii=False)}{self._after}{padding}}}\n\n".encode()
+
+    def closing(self, finish_reason: str, extras: Mapping[str, object]) -> bytes:
+        """The chunk with the finish reason, and the whole of `session` and `timings`."""
+        return self._event({}, finish_reason, extras)
+
+    def usage(self, usage: Mapping[str, object]) -> bytes:
+        """The last chunk, without choices."""
+        return f'{self._without_usage}"choices": [], "usage": {_json(usage)}}}\n\n'.encode()
+
+    def _event(self, delta: Mapping[str, object], finish_reason: str | None, extras: Mapping[str, object]) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        tail = "".join(f", {_json(name)}: {_json(value)}" for name, value in extras.items())
+        return f'{self._open}"choices": [{_json(choice)}]{tail}}}\n\n'.encode()
+
+
+def failure(reply: ErrorReply) -> bytes:
+    """A failure after the stream began: SDKs raise it. No [DONE] follows, since nothing was done."""
+    return b"data: " + reply.payload() + b"\n\n"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _padding(length: int) -> str:
+    return secrets.token_urlsafe(PAD_TO)[: PAD_TO - length % PAD_TO]

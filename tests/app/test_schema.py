@@ -1,0 +1,200 @@
+"""What a request may say, what is refused by name, and how the refusal names it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.schema import NOT_BUILT, ChatRequest
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+
+
+def first_error(fields: dict[str, Any]) -> tuple[tuple[object, ...], dict[str, Any], str]:
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate(fields)
+    error = caught.value.errors()[0]
+    return error["loc"], error.get("ctx", {}), error["msg"]
+
+
+def test_a_minimal_request_leaves_every_choice_to_the_model() -> None:
+    request = ChatRequest.model_validate(body())
+    assert request.output_limit is None
+    assert request.temperature is None
+    assert request.messages[0].content == "hi"
+
+
+def test_unknown_fields_are_ignored() -> None:
+    ChatRequest.model_validate(
+        body(future_field={"a": 1}, nvext={}, messages=[{"role": "user", "content": "x", "y": 1}])
+    )
+
+
+@pytest.mark.parametrize("name", sorted(NOT_BUILT))
+def test_values_that_ask_for_nothing_are_accepted(name: str) -> None:
+    for value in (None, *NOT_BUILT[name]):
+        ChatRequest.model_validate(body(**{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("n", True),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("functions", [{"name": "f"}]),
+        ("response_format", {"type": "json_object"}),
+        ("logprobs", True),
+        ("top_logprobs", 3),
+        ("logit_bias", {"5": 1}),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", -1),
+        ("audio", {"voice": "a"}),
+        ("modalities", ["text", "audio"]),
+        ("prediction", {"type": "content"}),
+        ("web_search_options", {}),
+        ("moderation", {}),
+        ("service_tier", "flex"),
+        ("store", True),
+        ("reasoning_effort", "high"),
+        ("guided_json", {}),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+    ],
+)
+def test_what_is_known_and_not_built_is_refused_by_name(name: str, value: object) -> None:
+    _, context, message = first_error(body(**{name: value}))
+    assert context["param"] == name
+    assert name in message
+
+
+def test_text_parts_become_one_text() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    request = ChatRequest.model_validate(body(messages=[{"role": "user", "content": parts}]))
+    assert request.messages[0].content == "one\ntwo"
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        ([{"type": "image_url", "image_url": {"url": "data:"}}], "[0].type"),
+        ([{"type": "text", "text": "a"}, {"type": "input_audio"}], "[1].type"),
+        ([{"type": "text"}], "[0].text"),
+        (["bare"], "[0]"),
+    ],
+)
+def test_other_content_parts_are_refused_where_they_stand(content: object, param: str) -> None:
+    loc, context, _ = first_error(body(messages=[{"role": "user", "content": content}]))
+    assert loc == ("messages", 0, "content")
+    assert context["param"] == param
+
+
+@pytest.mark.parametrize("content", [None, 5, {"type": "text"}, "\ud800"])
+def test_content_is_text(content: object) -> None:
+    loc, _, _ = first_error(body(messages=[{"role": "user", "content": content}]))
+    assert loc == ("messages", 0, "content")
+
+
+def test_lone_surrogates_hidden_in_a_part_are_no_text_either() -> None:
+    hidden = json.loads('[{"type": "text", "text": "a\\ud800"}]')
+    loc, _, _ = first_error(body(messages=[{"role": "user", "content": hidden}]))
+    assert loc == ("messages", 0, "content")
+
+
+def test_an_assistant_message_without_text_is_an_empty_one() -> None:
+    request = ChatRequest.model_validate(body(messages=[{"role": "assistant", "content": None, "tool_calls": []}]))
+    assert request.messages[0].content == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "role"),
+        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, "tool_calls"),
+    ],
+)
+def test_tool_messages_are_refused_by_name(message: dict[str, Any], param: str) -> None:
+    loc, context, _ = first_error(body(messages=[message]))
+    assert loc == ("messages", 0)
+    assert context["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 2.5),
+        ("temperature", "0.5"),
+        ("temperature", float("nan")),
+        ("top_p", 1.5),
+        ("max_tokens", -1),
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("stop", ["a", "b", "c", "d", "e"]),
+        ("stop", ""),
+        ("stop", 5),
+        ("seed", "x"),
+        ("stream", "yes"),
+        ("session_id", ""),
+        ("session_id", "a" * 257),
+        ("session_id", "two words"),
+        ("session_id", "caf\u00e9"),
+        ("session_id", "line\nbreak"),
+        ("parent_session_id", " "),
+        ("cache_salt", ""),
+        ("priority", 1.5),
+    ],
+)
+def test_a_bad_value_is_refused_where_it_stands(name: str, value: object) -> None:
+    loc, _, _ = first_error(body(**{name: value}))
+    assert loc[0] == name
+
+
+def test_stop_is_one_string_or_up_to_four() -> None:
+    assert ChatRequest.model_validate(body(stop="END")).stop == ["END"]
+    assert ChatRequest.model_validate(body(stop=["a", "b", "c", "d"])).stop == ["a", "b", "c", "d"]
+
+
+def test_two_limits_that_differ_are_refused_and_equal_ones_are_one() -> None:
+    assert ChatRequest.model_validate(body(max_tokens=5, max_completion_tokens=5)).output_limit == 5
+    assert ChatRequest.model_validate(body(max_completion_tokens=7)).output_limit == 7
+    _, context, _ = first_error(body(max_tokens=5, max_completion_tokens=6))
+    assert context["param"] == "max_tokens"
+
+
+def test_prewarm_asks_for_no_output() -> None:
+    request = ChatRequest.model_validate(body(max_tokens=9, prompt_cache_options={"mode": "implicit", "prewarm": True}))
+    assert request.output_limit == 0
+
+
+def test_stream_options_without_a_stream_are_refused() -> None:
+    _, context, _ = first_error(body(stream_options={"include_usage": True}))
+    assert context["param"] == "stream_options"
+
+
+@pytest.mark.parametrize("extras", [{"expire_seconds": 5}, {"persist": "none"}])
+def test_promises_that_cannot_be_kept_yet_are_refused(extras: dict[str, Any]) -> None:
+    loc, context, _ = first_error(body(session=extras))
+    assert loc == ("session",)
+    assert context["param"] in extras
+
+
+def test_soft_hints_are_accepted() -> None:
+    hints = {
+        "expected_idle_seconds": 2.5,
+        "keep_seconds": 1800,
+        "expire_seconds": None,
+        "persist": "disk",
+        "final": True,
+    }
+    assert ChatRequest.model_validate(body(session=hints)).session is not None
+
+
+@pytest.mark.parametrize("messages", [[], "hi", None, {}])
+def test_messages_are_a_list_of_at_least_one(messages: object) -> None:
+    loc, _, _ = first_error(body(messages=messages))
+    assert loc == ("messages",)
