@@ -7,8 +7,10 @@ only the manager reads. Slots are integers of the tier they belong to.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kvstore.types import BlockKey, StopReason, TurnId
+if TYPE_CHECKING:
+    from kvstore.types import BlockKey, StopReason, TurnId
 
 # --- events ---------------------------------------------------------------------------
 
@@ -71,7 +73,12 @@ class TurnCancelled:
     turn: TurnId
 
 
-Event = TurnArrived | StepEnded | GrowWanted | TurnCancelled
+@dataclass(frozen=True, slots=True)
+class FlushWanted:
+    """Drop every VALID block that no turn or transfer needs (tests and admin)."""
+
+
+Event = TurnArrived | StepEnded | GrowWanted | TurnCancelled | FlushWanted
 
 # --- actions --------------------------------------------------------------------------
 
@@ -92,7 +99,10 @@ class GrantTurn:
 
 @dataclass(frozen=True, slots=True)
 class GrantSlots:
-    """Append `slots` to the block table of `turn`."""
+    """Append `slots` to the block table of `turn`.
+
+    At least one, perhaps fewer than GrowWanted asked for; the wish is settled either way.
+    """
 
     turn: TurnId
     slots: tuple[int, ...]
@@ -101,6 +111,13 @@ class GrantSlots:
 @dataclass(frozen=True, slots=True)
 class SuspendTurn:
     """Stop `turn` at the next step boundary; it is queued again once StepEnded says so."""
+
+    turn: TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseGrowth:
+    """`turn` holds all that this store could ever give it: end it with LENGTH. The wish is settled."""
 
     turn: TurnId
 
@@ -120,4 +137,4 @@ class RefuseTurn:
     reason: str
 
 
-Action = GrantTurn | GrantSlots | SuspendTurn | RefuseTurn
+Action = GrantTurn | GrantSlots | SuspendTurn | RefuseGrowth | RefuseTurn

@@ -1,0 +1,101 @@
+"""Turns as the planner sees them, and the queue they wait in (pure).
+
+A turn's block table is `[0, num_blocks)`. Index `i` is either in `open` (a slot only this
+turn can see: still being written, or a duplicate of a block that another turn published
+first) or it is the slot of the turn's row at depth `i`. The rows are the chain that ends in
+`tip`, which is pinned while the turn runs.
+
+    WAITING   queued, new or suspended earlier; holds nothing
+    RUNNING   granted
+    STOPPING  granted, told to stop; its slots are safe only when StepEnded says so
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from kvstore.rows import NO_ROW
+
+if TYPE_CHECKING:
+    from kvstore.types import BlockKey, TurnId
+
+
+class TurnState(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One turn from its arrival to its last StepEnded."""
+
+    id: TurnId
+    seq: int  # arrival order; kept through suspensions
+    priority: int
+    cache: bool
+    keys: list[BlockKey]  # of the blocks of tokens[0, tokens - 1) that may be looked up
+    tokens: int  # prompt, and output as of the last suspension
+    most_tokens: int  # prompt + output at its longest
+    queued_at: float
+    state: TurnState = TurnState.WAITING
+    suspended: bool = False  # it ran before and waits to go on
+    cancelled: bool = False
+    tip: int = NO_ROW
+    num_blocks: int = 0
+    open: dict[int, int] = field(default_factory=dict)
+    wanted: int = 0  # slots asked for by GrowWanted and not yet granted
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Urgency: lower is sooner."""
+        return self.priority, self.seq
+
+    def note_key(self, index: int, key: BlockKey) -> None:
+        """Block `index` of this turn was filled with `key`: after a suspension it can be looked up."""
+        if index < len(self.keys):
+            self.keys[index] = key
+        elif index == len(self.keys):
+            self.keys.append(key)
+
+
+class TurnQueue:
+    """Waiting turns by (priority, arrival)."""
+
+    def __init__(self) -> None:
+        self._turns: list[Turn] = []
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __iter__(self) -> Iterator[Turn]:
+        return iter(self._turns)
+
+    def add(self, turn: Turn) -> None:
+        insort(self._turns, turn, key=_order)
+
+    def remove(self, turn: Turn) -> None:
+        position = bisect_left(self._turns, turn.order, key=_order)
+        assert self._turns[position] is turn, f"turn {turn.id} is not queued"
+        del self._turns[position]
+
+    def aged(self, now: float, age_limit_seconds: float) -> list[Turn]:
+        """Turns that have waited `age_limit_seconds` or longer, the first arrival first."""
+        return sorted((turn for turn in self._turns if turn.queued_at + age_limit_seconds <= now), key=_arrival)
+
+    def next_aging(self, now: float, age_limit_seconds: float) -> float | None:
+        """When the next turn will have waited `age_limit_seconds`; None when no turn is younger than that."""
+        moments = (turn.queued_at + age_limit_seconds for turn in self._turns)
+        return min((moment for moment in moments if moment > now), default=None)
+
+
+def _order(turn: Turn) -> tuple[int, int]:
+    return turn.order
+
+
+def _arrival(turn: Turn) -> int:
+    return turn.seq
