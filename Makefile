@@ -1,0 +1,69 @@
+# Everything a checkout needs. The first target of a day that needs Python makes .venv and installs what
+# constraints.txt pins; `make help` lists the targets.
+
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+
+py    := $(VENV)/bin/python
+stamp := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help serve chat test gpu golden clients bench check format model install clean
+
+help:  ## this list
+	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo '  ARGS="..." goes to the command: make serve ARGS="--port 9000 --hbm-bytes 2GiB"'
+
+serve: $(stamp)  ## serve on 127.0.0.1:8000; the first time fetches the embedded model
+	@$(py) -m dormouse_gateway serve $(ARGS)
+
+chat: $(stamp)  ## chat with the server in another terminal
+	@$(py) -m dormouse_gateway chat $(ARGS)
+
+test: $(stamp) model  ## the test suite
+	$(py) -m pytest $(ARGS)
+
+gpu: $(stamp) model  ## the tests that need a CUDA device
+	$(py) -m pytest -m gpu $(ARGS)
+
+golden: $(stamp) model  ## the long exactness runs
+	$(py) -m pytest -m golden --timeout 0 $(ARGS)
+
+clients: $(stamp) model  ## public clients against a real server
+	$(py) -m pytest -m clients $(ARGS)
+
+bench: $(stamp) model  ## figures of this machine
+	$(py) -m bench $(ARGS)
+
+check: $(stamp)  ## ruff, mypy --strict, import directions
+	$(py) -m ruff check .
+	$(py) -m ruff format --check .
+	$(py) -m mypy
+	$(VENV)/bin/lint-imports --no-cache
+	$(py) -m pytest -q --durations=0 tests/test_imports.py
+
+format: $(stamp)  ## mend what ruff can mend
+	$(py) -m ruff check --fix --unsafe-fixes .
+	$(py) -m ruff format .
+
+model: $(stamp)  ## fetch the embedded model, once
+	@$(py) -m dormouse_gateway model fetch
+
+install: $(stamp)  ## make .venv
+
+# The stamp is written last: an installation that was interrupted is begun again.
+$(stamp): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Dormouse needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1 || echo missing)." >&2; \
+	  echo "Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@test -x $(py) || $(PYTHON) -m venv $(VENV) || { \
+	  echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; \
+	  rm -rf $(VENV); exit 1; }
+	$(py) -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:  ## remove .venv and what builds and tests leave behind
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,81 @@
+"""What budgets become, and which flag a misfit names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.settings import Settings
+from app.sizes import Memory, Sizes, host_memory, plan
+from kvstore.errors import SettingInvalid
+from kvstore.types import KVLayout, LayerKV
+
+GIB = 2**30
+LAYOUT = KVLayout(tuple(LayerKV(kv_heads=3, head_dim=64) for _ in range(30)), 32, "bf16", 2)
+WEIGHTS = 270_000_000
+LARGE = Memory(24 * GIB, 20 * GIB)
+
+
+def sizes(memory: Memory = LARGE, on_cpu: bool = True, weights: int = WEIGHTS, **settings: Any) -> Sizes:
+    return plan(Settings(**settings), LAYOUT, memory, on_cpu=on_cpu, weights_bytes=weights, model_context=8192)
+
+
+def test_on_a_cpu_auto_takes_a_twentieth_of_the_limit_in_whole_slots() -> None:
+    got = sizes()
+    assert got.hbm_slots == int(24 * GIB * 0.05) // LAYOUT.slot_bytes
+    assert 24 * GIB * 0.05 - LAYOUT.slot_bytes < got.hbm_bytes <= 24 * GIB * 0.05
+    assert got.max_context == 8192
+
+
+def test_on_a_gpu_auto_takes_nine_tenths_of_what_is_free_after_the_weights() -> None:
+    free = 20 * GIB
+    assert sizes(on_cpu=False).hbm_slots == int((free - WEIGHTS) * 0.9) // LAYOUT.slot_bytes
+    assert sizes(on_cpu=False, weights=0).hbm_slots == int(free * 0.9) // LAYOUT.slot_bytes
+
+
+def test_a_given_size_is_never_exceeded_by_even_one_slot() -> None:
+    assert sizes(hbm_bytes=10 * LAYOUT.slot_bytes - 1).hbm_slots == 9
+    assert sizes(hbm_bytes=10 * LAYOUT.slot_bytes).hbm_slots == 10
+
+
+def test_the_context_is_capped_by_hbm_and_says_so() -> None:
+    got = sizes(hbm_bytes=10 * LAYOUT.slot_bytes)
+    assert got.max_context == 320
+    assert "--max-context is 320 instead of 8,192" in got.lines()[-1]
+    assert sizes(max_context=300, hbm_bytes=10 * LAYOUT.slot_bytes).notes == ()
+
+
+def test_the_lines_tell_what_a_budget_holds() -> None:
+    assert sizes(hbm_bytes=256 * LAYOUT.slot_bytes).lines() == [
+        "HBM 180 MiB: 256 blocks of 32 tokens, 2.0 sessions of 4K tokens",
+        "context 8,192 tokens",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "memory", "name", "says"),
+    [
+        ({}, Memory(GIB, 200_000_000), "--model", "take a smaller model"),
+        ({"dtype": "fp32"}, Memory(GIB, 200_000_000), "--dtype", "take bf16"),
+        ({"hbm_bytes": 3 * GIB}, Memory(4 * GIB, 3 * GIB), "--hbm-bytes", "give at most 2814MiB"),
+        ({}, Memory(24 * GIB, GIB), "--hbm-bytes", "auto, 1.2 GiB"),
+        ({"hbm_bytes": 800_000}, Memory(4 * GIB, 3 * GIB), "--hbm-bytes", "give 2MiB or more"),
+        ({"max_context": 9000}, Memory(24 * GIB, 20 * GIB), "--max-context", "more than the 8,192 tokens"),
+    ],
+)
+def test_a_misfit_names_the_flag_to_change(settings: dict[str, Any], memory: Memory, name: str, says: str) -> None:
+    with pytest.raises(SettingInvalid, match=says) as caught:
+        sizes(memory, **settings)
+    assert caught.value.name == name
+
+
+def test_what_a_refusal_advises_is_accepted() -> None:
+    memory = Memory(4 * GIB, 3 * GIB)
+    assert sizes(memory, hbm_bytes=2814 * 2**20).hbm_slots > 0
+    assert sizes(memory, hbm_bytes=2 * 2**20).hbm_slots == 2
+
+
+def test_this_machine_has_memory() -> None:
+    memory = host_memory()
+    assert 0 < memory.available_bytes <= memory.limit_bytes

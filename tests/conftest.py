@@ -1,0 +1,62 @@
+"""What every test shares: a quiet environment, and the rule for skips.
+
+A test that needs what a machine lacks skips and says so. Under CI (`CI=true`, as .ci/run sets it) such a skip is a
+failure, except for `gpu`: otherwise a suite goes green by testing less.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+# Before torch is imported: two threads, however many cores there are, so that timings and the order of sums in one
+# machine's suite are those of another's.
+os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# A test that would reach for the network fails at once instead of after its retries.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Slow callbacks, coroutines never awaited and calls from the wrong thread are said.
+os.environ.setdefault("PYTHONASYNCIODEBUG", "1")
+
+NO_SKIPS = os.environ.get("CI") == "true"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None and not _has_cuda():
+        pytest.skip("no CUDA device")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if NO_SKIPS and report.skipped and not hasattr(report, "wasxfail") and item.get_closest_marker("gpu") is None:
+        _fail(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if NO_SKIPS and report.skipped:
+        _fail(report)
+    return report
+
+
+def _fail(report: pytest.TestReport | pytest.CollectReport) -> None:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    report.outcome = "failed"
+    report.longrepr = f"{report.nodeid}: {reason}; CI installs what a test needs, so a skip there is a failure"
+
+
+def _has_cuda() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()

@@ -1,0 +1,93 @@
+"""Who may import whom: app -> models -> kvstore, and the modules that decide know neither clock nor loop nor disk.
+
+Read from the syntax trees, so that nothing need be importable: an import inside a function counts as any other.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("app", "dormouse_gateway", "kvstore", "models")
+
+ALLOWED = {
+    "app": {"app", "models", "kvstore", "dormouse_gateway"},
+    "models": {"models", "kvstore"},
+    "kvstore": {"kvstore"},
+    "dormouse_gateway": {"app", "dormouse_gateway"},
+}
+
+PURE = {
+    *(f"kvstore.{name}" for name in ("types", "errors", "events", "chain", "rows", "pool", "policy", "planner")),
+    "kvstore.sessions",
+    "models.scheduler",
+}
+IMPURE_LIBRARY = {
+    *("asyncio", "concurrent", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select"),
+    *("signal", "socket", "sqlite3", "subprocess", "tempfile", "threading", "time", "uuid"),
+}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """Every module that `module` imports, by its full name; `from package import module` names the module."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import, which this test and grep cannot follow"
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(name if name in MODULES else str(node.module) for name in inner)
+    return frozenset(found)
+
+
+def top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
+    wrong = {
+        f"{module} imports {name}"
+        for module in MODULES
+        if top(module) == package
+        for name in imports(module)
+        if top(name) in PACKAGES and top(name) not in ALLOWED[package]
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("module", sorted(PURE))
+def test_a_pure_module_imports_only_pure_ones(module: str) -> None:
+    """Transitively: what a pure module imports of ours is held to the same, or the rule could be walked round."""
+    seen: set[str] = set()
+    waiting = [module]
+    while waiting:
+        current = waiting.pop()
+        seen.add(current)
+        for name in imports(current) - {"__future__"}:
+            if top(name) in PACKAGES:
+                waiting += [name] if name not in seen else []
+            else:
+                assert top(name) in sys.stdlib_module_names, f"{current}, which {module} needs, imports {name}"
+                assert top(name) not in IMPURE_LIBRARY, f"{current}, which {module} needs, imports {name}"
+
+
+def test_only_the_settings_read_the_environment() -> None:
+    """A variable that is read elsewhere is a setting that `dormouse config` does not show."""
+    readers = {module for module, path in MODULES.items() if "os.environ" in path.read_text()}
+    assert readers <= {"app.settings", "app.configuration"}
