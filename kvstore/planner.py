@@ -293,8 +293,10 @@ class Planner:
         for turn in list(self._queue):
             if not self._has_room_to_run():
                 return
-            if held_back_from is None or turn.seq < held_back_from:
-                self._try_grant(turn)
+            if held_back_from is not None and turn.seq > held_back_from:
+                continue
+            if not self._try_grant(turn) and turn.suspended:
+                return  # what was taken from it must not go to a turn less urgent than it
 
     def _try_grant(self, turn: Turn) -> bool:
         """Grant `turn` if free and evictable slots are enough; else change nothing."""

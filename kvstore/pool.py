@@ -43,7 +43,7 @@ class Frontier:
         self._rows = rows
         self._stamp = rows.copies[tier].stamp
         self._heaps: list[list[_Entry]] = [[] for _ in range(KINDS)]
-        self._entries = 0
+        self.num_entries = 0
         self._live = 0
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class Frontier:
         self._stamp[row] += 1
         self._live += 1
         self._push(self._rows.kind[row], row)
-        if self._entries > 2 * self._live + _SLACK_ENTRIES:
+        if self.num_entries > 2 * self._live + _SLACK_ENTRIES:
             self._compact()
 
     def discard(self, row: int) -> None:
@@ -82,7 +82,7 @@ class Frontier:
     def _push(self, kind: int, row: int) -> None:
         rows = self._rows
         heappush(self._heaps[kind], (rows.last[row], -rows.depth[row], row, self._stamp[row]))
-        self._entries += 1
+        self.num_entries += 1
 
     def _head(self, kind: int, heap: list[_Entry]) -> int:
         rows, stamps = self._rows, self._stamp
@@ -90,10 +90,10 @@ class Frontier:
             last, _, row, stamp = heap[0]
             if stamp != stamps[row]:
                 heappop(heap)
-                self._entries -= 1
+                self.num_entries -= 1
             elif rows.kind[row] != kind:
                 heappop(heap)
-                self._entries -= 1
+                self.num_entries -= 1
                 self._push(rows.kind[row], row)
             elif rows.last[row] > last:
                 heapreplace(heap, (rows.last[row], -rows.depth[row], row, stamp))
@@ -103,11 +103,11 @@ class Frontier:
 
     def _compact(self) -> None:
         """Forget dead entries; amortised over the pushes that made them."""
-        self._entries = 0
+        self.num_entries = 0
         for kind, heap in enumerate(self._heaps):
             self._heaps[kind] = [entry for entry in heap if entry[3] == self._stamp[entry[2]]]
             heapify(self._heaps[kind])
-            self._entries += len(self._heaps[kind])
+            self.num_entries += len(self._heaps[kind])
 
 
 class Pool:
