@@ -34,16 +34,15 @@ def settings(configuration: Configuration) -> None:
 
 async def ready(app: ASGIApp, sock: socket.socket, settings: Settings) -> None:
     """Say where the server answers; for people, with commands that work as they stand."""
-    url = base_url(sock)
+    url = base_url(*sock.getsockname()[:2])
     model = await _first_model(app)
     log.info("ready", extra={"fields": {"url": url, "model": model}})
     if settings.log_format == "pretty":
         print(hello(url, model), file=sys.stderr, flush=True)
 
 
-def base_url(sock: socket.socket) -> str:
-    """Where a client on this machine finds `sock`; a wildcard address is reached by loopback."""
-    host, port = sock.getsockname()[:2]
+def base_url(host: str, port: int) -> str:
+    """Where a client on this machine finds the server; a wildcard address is reached by loopback."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

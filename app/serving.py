@@ -129,6 +129,11 @@ def serve(app: ASGIApp, sock: socket.socket, settings: Settings, announce: Calla
     server = GatewayServer(config, announce)
     try:
         server.run([sock])
+    except OSError as exc:
+        # Bound is not yet listening: a server that started beside this one may have won meanwhile.
+        if server.started or exc.errno != errno.EADDRINUSE:
+            raise
+        raise _refused(settings.host, settings.port, exc) from exc
     except SystemExit:
         if watch.refusal is not None:
             raise watch.refusal from None

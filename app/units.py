@@ -7,7 +7,7 @@ off is found out only under load.
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+from fractions import Fraction
 
 UNITS = {
     "b": 1,
@@ -32,7 +32,7 @@ def parse_bytes(text: str) -> int:
     if unit and unit not in UNITS:
         hint = f"; write {number}{unit.upper()}B or {number}{unit.upper()}iB" if f"{unit}b" in UNITS else ""
         raise ValueError(f"{text!r} has the unknown unit {match['unit']!r}{hint}")
-    return int(Decimal(number) * UNITS[unit or "b"])
+    return int(Fraction(number) * UNITS[unit or "b"])
 
 
 def format_bytes(size: int) -> str:

@@ -10,6 +10,7 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("PYTHONASYNCIODEBUG", "1")
 
 NO_SKIPS = os.environ.get("CI") == "true"
+
+# No deadline: a busy machine is no bug. Under CI the same examples each time; elsewhere every run looks further.
+hypothesis.settings.register_profile("dormouse", deadline=None, derandomize=NO_SKIPS)
+hypothesis.settings.load_profile("dormouse")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

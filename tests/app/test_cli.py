@@ -1,0 +1,115 @@
+"""The command as a user types it, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from dormouse_gateway import __version__
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+class Command(Protocol):
+    """`dormouse ARGS` with extra variables, and text for its stdin."""
+
+    def __call__(self, *args: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def dormouse(tmp_path: Path) -> Command:
+    """Run `dormouse ARGS` in an empty folder with an empty home."""
+
+    def run(*args: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("DORMOUSE_", "XDG_"))}
+        clean |= {"HOME": str(tmp_path), "COLUMNS": "200", "NO_COLOR": "1"} | environment
+        clean["PYTHONPATH"] = str(CHECKOUT)
+        command = [sys.executable, "-m", "dormouse_gateway", *args]
+        return subprocess.run(
+            command, cwd=tmp_path, env=clean, input=stdin, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["serve"], ["config"], ["chat"], ["model"], ["model", "fetch"], ["model", "path"]]
+)
+def test_every_command_has_help(dormouse: Command, command: list[str]) -> None:
+    got = dormouse(*command, "--help")
+    assert got.returncode == 0
+    assert "Usage:" in got.stdout
+    assert got.stderr == ""
+
+
+def test_help_imports_neither_torch_nor_transformers(
+    dormouse: Command,
+) -> None:
+    """They take seconds; `dormouse --help` must not."""
+    got = dormouse("--help", PYTHONVERBOSE="1")
+    assert got.returncode == 0
+    imported = {line.split("'")[1].partition(".")[0] for line in got.stderr.splitlines() if line.startswith("import '")}
+    assert "typer" in imported
+    assert imported.isdisjoint({"torch", "transformers", "numpy", "fastapi", "httpx"})
+
+
+def test_the_version_is_the_packages(dormouse: Command) -> None:
+    assert dormouse("--version").stdout == f"dormouse {__version__}\n"
+
+
+def test_config_shows_each_value_and_where_it_came_from(dormouse: Command, tmp_path: Path) -> None:
+    (tmp_path / "dormouse.toml").write_text("max_queue = 7\n")
+    got = dormouse("config", "--json", "--hbm-bytes", "1GiB", DORMOUSE_PORT="9000", HF_TOKEN="hf_secret")
+    shown = json.loads(got.stdout)
+    assert shown["file"] == "dormouse.toml"
+    assert {name: tuple(shown["settings"][name].values()) for name in ("hbm_bytes", "port", "max_queue", "host")} == {
+        "hbm_bytes": (2**30, "flag", "--hbm-bytes"),
+        "port": (9000, "env", "DORMOUSE_PORT"),
+        "max_queue": (7, "file", "dormouse.toml: max_queue"),
+        "host": ("127.0.0.1", "default", None),
+    }
+    assert shown["settings"]["hf_token"]["value"] == "set"
+    table = dormouse("config", "--hbm-bytes", "1GiB", HF_TOKEN="hf_secret").stdout
+    assert "hbm_bytes 1073741824 (1 GiB) --hbm-bytes" in " ".join(table.split())
+    assert "hf_secret" not in table + got.stdout
+
+
+@pytest.mark.parametrize("command", ["serve", "config"])
+def test_a_bad_setting_stops_with_status_two_and_names_itself(dormouse: Command, command: str) -> None:
+    got = dormouse(command, "--hbm-bytes", "20G", DORMOUSE_PORT="x")
+    assert got.returncode == 2
+    assert got.stdout == ""
+    assert sorted(line.split(":")[1].strip() for line in got.stderr.splitlines()) == ["--hbm-bytes", "DORMOUSE_PORT"]
+
+
+def test_a_port_in_use_is_said_before_the_model_is_loaded(
+    dormouse: Command,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        got = dormouse("serve", "--port", str(port), "--model", "no/such-model")
+    assert got.returncode == 2
+    assert got.stderr == f"dormouse: --port: {port} is in use on 127.0.0.1; stop what listens there or take another\n"
+
+
+def test_a_host_that_is_not_ours_is_named(dormouse: Command) -> None:
+    got = dormouse("serve", "--host", "192.0.2.1")
+    assert got.returncode == 2
+    assert got.stderr.startswith("dormouse: --host: cannot listen on 192.0.2.1")
+
+
+def test_chat_without_a_server_says_how_to_start_one(
+    dormouse: Command,
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        got = dormouse("chat", "--url", f"http://127.0.0.1:{unused.getsockname()[1]}", stdin="hello\n")
+    assert got.returncode == 1
+    assert "start one with `dormouse serve`" in got.stderr
