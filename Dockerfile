@@ -14,7 +14,8 @@ COPY . .
 RUN pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" -c constraints.txt .
 
 FROM python:${PYTHON}-slim
-# torch's CPU kernels are linked against OpenMP's runtime.
+# torch's CPU kernels need OpenMP's runtime, in whatever version the base image's release has.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libgomp1 \
     && rm -rf /var/lib/apt/lists/* \
@@ -27,7 +28,7 @@ ENV PATH=/opt/dormouse/bin:$PATH \
     HF_HOME=/var/cache/dormouse/huggingface \
     DORMOUSE_CACHE_DIR=/var/cache/dormouse \
     DORMOUSE_LOG_FORMAT=json
-USER dormouse
+USER 10001
 WORKDIR /var/lib/dormouse
 VOLUME ["/var/cache/dormouse", "/var/lib/dormouse"]
 EXPOSE 8000

@@ -17,6 +17,7 @@ from app.configuration import Configuration, load
 from app.flags import with_settings
 from dormouse_gateway import __version__
 from kvstore.errors import StoreError
+from models.errors import ModelError
 
 cli = typer.Typer(
     name="dormouse",
@@ -34,7 +35,7 @@ def run() -> None:
     """Entry point: what a user can mend is said in a line or two, with exit status 2."""
     try:
         cli()
-    except StoreError as exc:
+    except (StoreError, ModelError) as exc:
         for line in str(exc).splitlines():
             print(f"dormouse: {line}", file=sys.stderr)
         sys.exit(2)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from kvstore.errors import SettingInvalid
+from models.errors import ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -80,11 +81,11 @@ class GatewayServer(uvicorn.Server):
 
 
 class StartupWatch:
-    """The app, with a setting refused during start-up kept for the caller instead of logged as a crash."""
+    """The app, with a setting or model refused during start-up kept for the caller instead of logged as a crash."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.refusal: SettingInvalid | None = None
+        self.refusal: SettingInvalid | ModelError | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
@@ -101,7 +102,7 @@ class StartupWatch:
 
         try:
             await self.app(scope, receive, hold_failure)
-        except SettingInvalid as exc:
+        except (SettingInvalid, ModelError) as exc:
             self.refusal = exc
             await send({"type": "lifespan.startup.failed", "message": ""})
         except BaseException:
@@ -115,6 +116,7 @@ def serve(app: ASGIApp, sock: socket.socket, settings: Settings, announce: Calla
 
     Raises:
         SettingInvalid: a setting turned out wrong while the model was loaded.
+        ModelError: the model cannot be had, or not be served.
     """
     watch = StartupWatch(app)
     config = uvicorn.Config(
