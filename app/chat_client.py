@@ -100,9 +100,9 @@ def chat(url: str, session: str | None, model: str | None) -> int:
             return 1
         if sys.stdin.isatty():
             console.print(f"{client.model}, session {client.session}; /help for commands", style="dim", markup=False)
-            _talk(client, _typed_lines(), console)
+            talk(client, _typed_lines(), console)
             return 0
-        return _talk(client, map(str.strip, sys.stdin), console)
+        return talk(client, map(str.strip, sys.stdin), console)
 
 
 def _connect(url: str) -> httpx.Client:
@@ -123,7 +123,7 @@ def _typed_lines() -> Iterator[str]:
             return
 
 
-def _talk(client: ChatClient, lines: Iterable[str], console: Console) -> int:
+def talk(client: ChatClient, lines: Iterable[str], console: Console) -> int:
     """Do what each line asks, until /quit or the last; 1 where any of them failed."""
     worst = 0
     for line in lines:
