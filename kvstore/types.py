@@ -124,7 +124,9 @@ class TurnProgress:
 
     K/V exist for tokens [0, `computed_tokens`) of prompt + output. `text` is the newly
     visible text (never broken UTF-8, never part of a stop string). `stopped` is None while
-    the turn goes on; once set, the engine no longer touches the turn's slots.
+    the turn goes on; once set, the engine no longer touches the turn's slots, and
+    `kept_tokens` says how many output ids are history: those whose text the client saw whole,
+    and the end-of-sequence id.
     """
 
     turn: TurnId
@@ -132,6 +134,7 @@ class TurnProgress:
     new_token_ids: list[int] = field(default_factory=list)
     text: str = ""
     stopped: StopReason | None = None
+    kept_tokens: int = 0
     error: str | None = None
 
 

@@ -1,0 +1,91 @@
+"""A turn's hold on its slots, as the HTTP layer sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from kvstore.types import Tier, TurnId, TurnProgress
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a turn got: `cached_tokens` of its prompt need no computing; `reused` says from which tier they came."""
+
+    turn: TurnId
+    cached_tokens: int
+    queue_seconds: float
+    reused: dict[Tier, int] = field(default_factory=dict)
+
+
+class Lease:
+    """Keeps one turn's slots from being reused until it stopped.
+
+    Close it in the `finally` of the object that acquired it, never in a generator's: a
+    generator that is dropped runs its `finally` when the collector feels like it
+    (sglang-omni #1080, sse-starlette #156).
+    """
+
+    def __init__(self, grant: Grant, token_ids: array[int], cancel: Callable[[], None]) -> None:
+        self.turn = grant.turn
+        self.grant = grant
+        self.token_ids = token_ids
+        """Prompt and output so far."""
+        self.stored_tokens = 0
+        """Tokens of full blocks this turn computed and left to be reused."""
+        self._cancel = cancel
+        self._unread: TurnProgress | None = None
+        self._news = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    async def pieces(self) -> AsyncIterator[TurnProgress]:
+        """What the turn produced, in order, up to the piece whose `stopped` is set.
+
+        A reader slower than the engine gets several steps merged into one piece, so nothing
+        queues up without bound.
+        """
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            piece, self._unread = self._unread, None
+            if piece is None:
+                continue
+            yield piece
+            if piece.stopped is not None:
+                return
+
+    async def close(self) -> None:
+        """Cancel the turn if it still runs and wait until its slots are free. Idempotent.
+
+        Cancelling the caller does not cancel the cleaning up.
+        """
+        if not self._ended.is_set():
+            self._cancel()
+        await self._ended.wait()
+
+    # --- the manager's side -------------------------------------------------------------
+
+    def deliver(self, piece: TurnProgress) -> None:
+        """Hand a piece to the reader, merged with what it has not read yet."""
+        if self._unread is not None:
+            piece = _merged(self._unread, piece)
+        self._unread = piece
+        self._news.set()
+
+    def end(self) -> None:
+        """The turn's slots are free."""
+        self._ended.set()
+
+
+def _merged(earlier: TurnProgress, later: TurnProgress) -> TurnProgress:
+    return TurnProgress(
+        turn=later.turn,
+        computed_tokens=later.computed_tokens,
+        new_token_ids=earlier.new_token_ids + later.new_token_ids,
+        text=earlier.text + later.text,
+        stopped=later.stopped,
+        kept_tokens=later.kept_tokens,
+        error=later.error,
+    )

@@ -1,0 +1,311 @@
+"""The asyncio shell of the store: inbox, planner, timer, leases, drain.
+
+It owns the only clock. Everything here runs on the event loop; there is no await between
+reading planner state and writing it. The planner decides, this module carries out: it calls
+the engine, wakes waiters, and turns the engine's reports into the planner's events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, assert_never
+
+from kvstore import chain
+from kvstore.errors import ContextTooLong, QueueFull, ShuttingDown
+from kvstore.events import (
+    Action,
+    Event,
+    Fill,
+    FlushWanted,
+    GrantSlots,
+    GrantTurn,
+    GrowWanted,
+    Refusal,
+    RefuseGrowth,
+    RefuseTurn,
+    StepEnded,
+    SuspendTurn,
+    TurnArrived,
+    TurnCancelled,
+    TurnStopped,
+)
+from kvstore.lease import Grant, Lease
+from kvstore.types import BlockKey, StepReport, StopReason, Tier, TurnEngine, TurnId, TurnProgress, TurnSpec
+
+if TYPE_CHECKING:
+    from kvstore.planner import Planner
+    from kvstore.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
+
+
+class _Turn:
+    """One turn on this side of the planner: its exact tokens, their keys, and who waits for it."""
+
+    def __init__(self, turn: TurnId, spec: TurnSpec, block_tokens: int, arrived: float) -> None:
+        self.id = turn
+        self.spec = spec
+        self.arrived = arrived
+        self.tokens = array("I", spec.token_ids)
+        self.most_tokens = len(self.tokens) + spec.max_new_tokens
+        self.num_blocks = 0
+        self.wants_slots = False
+        self.is_running = False  # granted, and no report said that it stopped or was suspended
+        self.is_cancelled = False
+        self.granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        self.lease: Lease | None = None
+        self._block_tokens = block_tokens
+        cacheable = self.tokens[: len(self.tokens) - 1]
+        self.keys: list[BlockKey] = []
+        if spec.cache:
+            self.keys = chain.extend(None, cacheable, block_tokens, spec.namespace)
+        self.num_prompt_keys = len(self.keys)
+        self.num_filled = 0
+
+    def fills_up_to(self, computed_tokens: int) -> list[Fill]:
+        """Fills of the blocks that became full since the last call."""
+        full = computed_tokens // self._block_tokens
+        fills: list[Fill] = []
+        if self.spec.cache and full > self.num_filled:
+            known = len(self.keys)
+            if full > known:
+                fresh = self.tokens[known * self._block_tokens : full * self._block_tokens]
+                parent = self.keys[-1] if self.keys else None
+                self.keys += chain.extend(parent, fresh, self._block_tokens, self.spec.namespace)
+            fills = [Fill(self.id, index, self.keys[index]) for index in range(self.num_filled, full)]
+        self.num_filled = max(self.num_filled, full)
+        return fills
+
+    def slots_wanted(self, slice_blocks: int) -> int:
+        """Slots to ask for before the turn runs out of room: one block ahead of what it writes next."""
+        room = self.num_blocks * self._block_tokens
+        if self.wants_slots or len(self.tokens) + self._block_tokens <= room or room >= self.most_tokens:
+            return 0
+        missing = -(-(self.most_tokens - room) // self._block_tokens)
+        return min(slice_blocks, missing)
+
+
+class TierManager:
+    """Admits turns, keeps their slots, and lets go of them. One per process, on one event loop."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        engine: TurnEngine,
+        *,
+        max_context: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.max_context = max_context
+        self._planner = planner
+        self._engine = engine
+        self._clock = clock
+        self._turns: dict[TurnId, _Turn] = {}
+        self._ids = itertools.count(1)
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._turn_seconds = 1.0  # running mean of a turn, for Retry-After
+
+    def __repr__(self) -> str:
+        return f"<TierManager {self._planner!r}>"
+
+    # --- for the HTTP layer ---------------------------------------------------------------
+
+    async def acquire(self, spec: TurnSpec) -> Lease:
+        """Wait until the turn is granted and running.
+
+        Cancelling the wait withdraws the turn.
+
+        Raises:
+            ContextTooLong: the prompt and one token more can never fit.
+            QueueFull: too many turns wait.
+            ShuttingDown: the server drains.
+        """
+        if self._is_draining:
+            raise ShuttingDown
+        num_prompt = len(spec.token_ids)
+        if num_prompt + 1 > self.max_context:
+            raise ContextTooLong(num_prompt, self.max_context)
+        turn = _Turn(TurnId(next(self._ids)), spec, self._planner.config.block_tokens, self._clock())
+        turn.most_tokens = min(turn.most_tokens, self.max_context)
+        self._turns[turn.id] = turn
+        self._idle.clear()
+        self._post(
+            TurnArrived(
+                turn=turn.id,
+                keys=tuple(turn.keys),
+                prompt_tokens=num_prompt,
+                output_tokens=turn.most_tokens - num_prompt,
+                priority=spec.priority,
+                cache=spec.cache,
+            )
+        )
+        try:
+            return await turn.granted
+        except asyncio.CancelledError:
+            self._cancel(turn.id)
+            raise
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new turns and wait for running ones; after `seconds` cancel what is left and wait for that."""
+        self._is_draining = True
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("cancelling %d turns that did not finish within %.0f s", len(self._turns), seconds)
+            for turn in list(self._turns):
+                self._cancel(turn)
+            await self._idle.wait()
+
+    def flush(self) -> None:
+        """Drop every cached block that no running turn needs."""
+        self._post(FlushWanted())
+
+    def snapshot(self) -> Snapshot:
+        """Counters of tiers and turns as of now."""
+        return self._planner.snapshot()
+
+    def check(self) -> None:
+        """Raise AssertionError unless all laws of the store hold; linear in everything, for tests."""
+        self._planner.check()
+
+    # --- from the engine --------------------------------------------------------------------
+
+    def step_ended(self, report: StepReport) -> None:
+        """Take one step's report; called on the event loop.
+
+        The planner hears of fills before anyone hears of tokens, so that a follow-up turn finds
+        the blocks.
+        """
+        fills: list[Fill] = []
+        stopped: list[TurnStopped] = []
+        for progress in report.progress:
+            turn = self._turns[progress.turn]
+            turn.tokens.extend(progress.new_token_ids)
+            fresh = turn.fills_up_to(progress.computed_tokens)
+            fills += fresh
+            if turn.lease is not None:
+                turn.lease.stored_tokens += len(fresh) * self._planner.config.block_tokens
+            if progress.stopped is not None:
+                stopped.append(TurnStopped(turn.id, progress.stopped, len(turn.tokens)))
+        self._post(StepEnded(tuple(fills), tuple(stopped)))
+        for progress in report.progress:
+            self._after_step(self._turns[progress.turn], progress)
+
+    def _after_step(self, turn: _Turn, progress: TurnProgress) -> None:
+        assert turn.lease is not None
+        if progress.stopped is StopReason.SUSPENDED and not turn.is_cancelled:
+            turn.is_running = turn.wants_slots = False
+            return
+        if progress.stopped is None:
+            self._grow(turn)
+            if progress.new_token_ids or progress.text:
+                turn.lease.deliver(progress)
+            return
+        if turn.is_cancelled:
+            progress.stopped = StopReason.CANCELLED
+        self._forget(turn)
+        turn.lease.deliver(progress)
+
+    def _grow(self, turn: _Turn) -> None:
+        config = self._planner.config
+        wanted = turn.slots_wanted(config.blocks_for(config.output_slice_tokens))
+        if wanted:
+            turn.wants_slots = True
+            self._post(GrowWanted(turn.id, wanted))
+
+    def _forget(self, turn: _Turn) -> None:
+        del self._turns[turn.id]
+        if turn.lease is not None:
+            self._turn_seconds += 0.1 * (self._clock() - turn.arrived - self._turn_seconds)
+            turn.lease.end()
+        if not self._turns:
+            self._idle.set()
+
+    # --- the planner's actions ----------------------------------------------------------------
+
+    def _post(self, event: Event) -> None:
+        self._carry_out(self._planner.handle(event, self._clock()))
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._carry_out(self._planner.handle_timeout(self._clock()))
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case GrantTurn():
+                    self._on_granted(self._turns[action.turn], action)
+                case GrantSlots(turn_id, slots):
+                    turn = self._turns[turn_id]
+                    turn.wants_slots = False
+                    turn.num_blocks += len(slots)
+                    self._engine.extend(turn_id, slots)
+                case SuspendTurn(turn_id):
+                    self._engine.stop(turn_id, StopReason.SUSPENDED)
+                case RefuseGrowth(turn_id):
+                    self._engine.stop(turn_id, StopReason.LENGTH)
+                case RefuseTurn(turn_id, reason):
+                    self._on_refused(self._turns[turn_id], reason)
+                case _:
+                    assert_never(action)
+        self._set_timer()
+
+    def _on_granted(self, turn: _Turn, action: GrantTurn) -> None:
+        turn.is_running = True
+        turn.num_blocks = len(action.slots)
+        turn.num_filled = action.cached_tokens // self._planner.config.block_tokens
+        if action.resumed:
+            self._engine.resume(turn.id, action.cached_tokens, action.slots)
+            return
+        grant = Grant(
+            turn=turn.id,
+            cached_tokens=action.cached_tokens,
+            queue_seconds=self._clock() - turn.arrived,
+            reused={Tier.HBM: action.cached_tokens},
+        )
+        turn.lease = Lease(grant, turn.tokens, lambda: self._cancel(turn.id))
+        self._engine.start(turn.id, turn.spec, action.cached_tokens, action.slots)
+        if not turn.granted.done():
+            turn.granted.set_result(turn.lease)
+
+    def _on_refused(self, turn: _Turn, reason: str) -> None:
+        self._forget(turn)
+        if turn.granted.done():
+            return
+        if reason == Refusal.NEVER_FITS:
+            turn.granted.set_exception(ContextTooLong(len(turn.tokens), self.max_context))
+            return
+        waiting = self._planner.snapshot().turns.waiting
+        per_slot = self._turn_seconds / self._planner.config.max_running
+        turn.granted.set_exception(QueueFull(waiting, max(1.0, waiting * per_slot)))
+
+    def _cancel(self, turn_id: TurnId) -> None:
+        """Stop a turn wherever it is; its slots come back when the engine says so, a waiter is forgotten at once."""
+        turn = self._turns.get(turn_id)
+        if turn is None:
+            return
+        turn.is_cancelled = True
+        self._engine.stop(turn_id, StopReason.CANCELLED)
+        self._post(TurnCancelled(turn_id))
+        if not turn.is_running:
+            self._forget(turn)
+            if turn.lease is not None:  # it ran before it was suspended
+                turn.lease.deliver(TurnProgress(turn_id, 0, stopped=StopReason.CANCELLED))
+
+    def _set_timer(self) -> None:
+        due = self._planner.next_timeout()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            delay = max(0.0, due - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)

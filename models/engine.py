@@ -1,0 +1,308 @@
+"""The step loop, on its own thread: schedule -> run -> sample -> publish.
+
+The engine decides nothing about memory. It computes the turns it was given, in the slots it
+was given, and after each step hands one report to `on_step` (called on the engine thread).
+Commands arrive through an inbox and take effect at the next step boundary, so a turn's slots
+are never touched again once a report said that it stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvstore.types import StepReport, StopReason, TurnId, TurnProgress, TurnSpec
+from models.detokenize import Detokenizer, special_ids
+from models.runner import Chunk, Runner
+from models.sampling import SamplingParams, SamplingRow, sample
+from models.scheduler import schedule
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+
+class Answer:
+    """One turn while the engine has it, and while it is suspended.
+
+    tokens[0, num_computed) have K/V in `slots`; tokens[num_computed, len) are pending: the rest
+    of the prompt, or the token sampled last.
+    """
+
+    def __init__(
+        self, turn: TurnId, spec: TurnSpec, detokenizer: Detokenizer, eos_ids: frozenset[int], max_tokens: int
+    ) -> None:
+        assert isinstance(spec.payload, SamplingParams)
+        self.turn = turn
+        self.params = spec.payload
+        self.tokens = array("I", spec.token_ids)
+        self.slots: list[int] = []
+        self.num_computed = 0
+        self.detokenizer = detokenizer
+        self._num_prompt = len(self.tokens)
+        self._num_most = min(self._num_prompt + spec.max_new_tokens, max_tokens)
+        self._ending_ids = self.params.stop_token_ids | (frozenset() if self.params.ignore_eos else eos_ids)
+        self._block_tokens = 0
+        self.ended: StopReason | None = None
+
+    def place(self, cached_tokens: int, slots: Sequence[int], block_tokens: int) -> None:
+        """Continue from `cached_tokens` in a new block table."""
+        self.slots = list(slots)
+        self.num_computed = cached_tokens
+        self._block_tokens = block_tokens
+
+    @property
+    def num_pending(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_writable(self) -> int:
+        return len(self.slots) * self._block_tokens - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self._num_prompt
+
+    @property
+    def samples(self) -> bool:
+        """Whether a token is wanted once everything pending is computed."""
+        return len(self.tokens) < self._num_most
+
+    def chunk(self, count: int) -> Chunk:
+        """The next `count` pending tokens."""
+        stop = self.num_computed + count
+        wants_logits = count == self.num_pending and self.samples
+        return Chunk(self.tokens[self.num_computed : stop], self.num_computed, self.slots, wants_logits)
+
+    def sampling_row(self) -> SamplingRow:
+        return SamplingRow(self.params, len(self.tokens), self.num_output, self.tokens, self._ending_ids)
+
+    def append(self, token_id: int) -> str:
+        """Take the sampled token; return the text it makes visible and note whether the answer has ended."""
+        self.tokens.append(token_id)
+        if token_id in self._ending_ids:
+            self.ended = StopReason.STOP
+            return self.detokenizer.flush()
+        text = self.detokenizer.step(token_id)
+        if self.detokenizer.stopped:
+            self.ended = StopReason.STOP
+        elif not self.samples:
+            self.ended = StopReason.LENGTH
+            text += self.detokenizer.flush()
+        return text
+
+    @property
+    def num_kept(self) -> int:
+        """Output ids that are history: seen whole by the client, and the id that ended the turn."""
+        kept = self.detokenizer.kept.num_tokens
+        ended_by_id = self.ended is StopReason.STOP and not self.detokenizer.stopped
+        return kept + (ended_by_id and kept == self.num_output - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    turn: TurnId
+    spec: TurnSpec
+    cached_tokens: int
+    slots: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Extend:
+    turn: TurnId
+    slots: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Resume:
+    turn: TurnId
+    cached_tokens: int
+    slots: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    turn: TurnId
+    reason: StopReason
+
+
+class _Close:
+    pass
+
+
+_Command = _Start | _Extend | _Resume | _Stop | _Close
+
+
+class Engine:
+    """Owns the engine thread. `on_step` gets every report, on that thread."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        eos_ids: frozenset[int],
+        *,
+        max_context: int,
+        prefill_chunk_tokens: int,
+        on_step: Callable[[StepReport], None],
+    ) -> None:
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._special_ids = special_ids(tokenizer)
+        self._eos_ids = eos_ids
+        self._max_context = max_context
+        self._prefill_chunk_tokens = prefill_chunk_tokens
+        self._on_step = on_step
+        self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._running: dict[TurnId, Answer] = {}
+        self._suspended: dict[TurnId, Answer] = {}
+        self._stopped: list[TurnProgress] = []  # by command, not yet reported
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+
+    # --- commands: thread-safe, return at once (kvstore.types.TurnEngine) -------------------
+
+    def start(self, turn: TurnId, spec: TurnSpec, cached_tokens: int, slots: Sequence[int]) -> None:
+        """Begin computing `turn` at token `cached_tokens`."""
+        self._inbox.put(_Start(turn, spec, cached_tokens, slots))
+
+    def extend(self, turn: TurnId, slots: Sequence[int]) -> None:
+        """Append slots to the turn's block table."""
+        self._inbox.put(_Extend(turn, slots))
+
+    def resume(self, turn: TurnId, cached_tokens: int, slots: Sequence[int]) -> None:
+        """Continue a suspended turn."""
+        self._inbox.put(_Resume(turn, cached_tokens, slots))
+
+    def stop(self, turn: TurnId, reason: StopReason) -> None:
+        """Leave `turn` out from the next step on."""
+        self._inbox.put(_Stop(turn, reason))
+
+    def open(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread after the step it is in; blocking. Turns still running get no report."""
+        self._inbox.put(_Close())
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while not self._is_closing:
+            while not self._inbox.empty():
+                self._carry_out(self._inbox.get())
+            plan = self._plan()
+            if not plan and not self._stopped:
+                self._carry_out(self._inbox.get())
+                continue
+            report = self._step(plan)
+            report.progress.extend(self._stopped)
+            self._stopped.clear()
+            self._on_step(report)
+
+    def _carry_out(self, command: _Command) -> None:
+        match command:
+            case _Start(turn, spec, cached_tokens, slots):
+                detokenizer = self._detokenizer(spec)
+                answer = Answer(turn, spec, detokenizer, self._eos_ids, self._max_context)
+                answer.place(cached_tokens, slots, self._runner.layout.block_tokens)
+                self._running[turn] = answer
+            case _Extend(turn, slots):
+                if turn in self._running:
+                    self._running[turn].slots.extend(slots)
+            case _Resume(turn, cached_tokens, slots):
+                answer = self._suspended.pop(turn)
+                answer.place(cached_tokens, slots, self._runner.layout.block_tokens)
+                self._running[turn] = answer
+            case _Stop(turn, reason):
+                self._stop(turn, reason)
+            case _Close():
+                self._is_closing = True
+
+    def _stop(self, turn: TurnId, reason: StopReason) -> None:
+        if turn not in self._running:
+            self._suspended.pop(turn, None)
+            return
+        answer = self._running.pop(turn)
+        if reason is StopReason.SUSPENDED:
+            self._suspended[turn] = answer
+        text = "" if reason is StopReason.SUSPENDED else answer.detokenizer.flush()
+        self._stopped.append(
+            TurnProgress(turn, answer.num_computed, text=text, stopped=reason, kept_tokens=answer.num_kept)
+        )
+
+    def _detokenizer(self, spec: TurnSpec) -> Detokenizer:
+        params = spec.payload
+        assert isinstance(params, SamplingParams)
+        return Detokenizer(
+            self._tokenizer,
+            self._special_ids,
+            stop=params.stop,
+            min_tokens=params.min_tokens,
+            prefix_ids=spec.token_ids[-8:].tolist(),
+        )
+
+    def _plan(self) -> list[tuple[Answer, int]]:
+        answers = list(self._running.values())
+        return [(answers[work.place], work.num_tokens) for work in schedule(answers, self._prefill_chunk_tokens)]
+
+    def _step(self, plan: list[tuple[Answer, int]]) -> StepReport:
+        report = StepReport(progress=[])
+        if not plan:
+            return report
+        started = time.perf_counter()
+        try:
+            chunks = [answer.chunk(count) for answer, count in plan]
+            logits = self._runner.run(chunks)
+            self._publish(plan, chunks, logits, report)
+        except Exception as error:
+            # The engine outlives any one step: its turns fail, with the reason in the log.
+            log.exception("a step over %d turns failed", len(plan))
+            report.progress = [self._failed(answer, error) for answer, _ in plan]
+        report.seconds = time.perf_counter() - started
+        for answer, count in plan:
+            if count == 1:
+                report.decode_tokens += 1
+            else:
+                report.prefill_tokens += count
+            if answer.ended is not None:
+                del self._running[answer.turn]
+        return report
+
+    def _publish(self, plan: list[tuple[Answer, int]], chunks: list[Chunk], logits: Tensor, report: StepReport) -> None:
+        sampled = [answer for (answer, _), chunk in zip(plan, chunks, strict=True) if chunk.wants_logits]
+        token_ids = dict(
+            zip(
+                (answer.turn for answer in sampled),
+                sample(logits, [answer.sampling_row() for answer in sampled]),
+                strict=True,
+            )
+        )
+        for answer, count in plan:
+            answer.num_computed += count
+            progress = TurnProgress(answer.turn, answer.num_computed)
+            token_id = token_ids.get(answer.turn)
+            if token_id is not None:
+                progress.text = answer.append(token_id)
+                progress.new_token_ids.append(token_id)
+            elif answer.num_pending == 0:
+                answer.ended = StopReason.LENGTH  # nothing was to be generated: the prompt is stored
+            if answer.ended is not None:
+                progress.stopped, progress.kept_tokens = answer.ended, answer.num_kept
+            report.progress.append(progress)
+
+    @staticmethod
+    def _failed(answer: Answer, error: Exception) -> TurnProgress:
+        answer.ended = StopReason.FAILED
+        return TurnProgress(answer.turn, 0, stopped=StopReason.FAILED, error=f"{type(error).__name__}: {error}")

@@ -1,0 +1,111 @@
+"""One forward pass over a packed batch of sequences; blocking, called from the engine thread only."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.attention import TILE_TOKENS, Arena, PagedCache, SequenceRows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from kvstore.types import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens [position, position + len(token_ids)) of one sequence, to be computed in this pass.
+
+    `slots` is the block table, covering at least these tokens. `wants_logits` asks for the
+    logits after the last of them.
+    """
+
+    token_ids: array[int]
+    position: int
+    slots: Sequence[int]
+    wants_logits: bool
+
+
+class Runner:
+    """Runs the model over packed chunks, reading and writing K/V in its arena."""
+
+    def __init__(self, model: PreTrainedModel, layout: KVLayout, slots: int) -> None:
+        self.layout = layout
+        self._model = model
+        self._device = model.device
+        self.arena = Arena(layout, slots, model.device, model.dtype)
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Compute the chunks' K/V; return logits [chunks that want them, vocabulary], in the order given."""
+        order = sorted(range(len(chunks)), key=lambda i: _packing_order(chunks[i]))
+        packed = [chunks[i] for i in order]
+        batch = self._pack(packed)
+        ends = np.cumsum([len(chunk.token_ids) for chunk in packed]) - 1
+        rows = {place: int(end) for place, end in zip(order, ends, strict=True)}
+        wanted = [rows[i] for i, chunk in enumerate(chunks) if chunk.wants_logits]
+        # A single row would take another matmul kernel than two do (attention.py, rule 4).
+        keep = wanted * 2 if len(wanted) == 1 else wanted or [0, 0]
+        output = self._model(
+            input_ids=batch.token_ids,
+            position_ids=batch.positions,
+            cache=batch.cache,
+            use_cache=True,
+            logits_to_keep=torch.tensor(keep, device=self._device),
+        )
+        logits: Tensor = output.logits[0]
+        return logits[: len(wanted)]
+
+    def _pack(self, chunks: Sequence[Chunk]) -> _Batch:
+        block = self.layout.block_tokens
+        sequences: list[SequenceRows] = []
+        positions: list[np.ndarray] = []
+        slots: list[np.ndarray] = []
+        token_ids = array("I")
+        for chunk in chunks:
+            count = len(chunk.token_ids)
+            sequences.append(SequenceRows(len(token_ids), count, chunk.position, chunk.slots))
+            token_ids.extend(chunk.token_ids)
+            position = np.arange(chunk.position, chunk.position + count)
+            positions.append(position)
+            slots.append(np.asarray(chunk.slots)[position // block])
+        if len(token_ids) == 1:
+            # Padding to two rows; the padding token attends to itself alone, in the sink slot.
+            sequences.append(SequenceRows(1, 1, 0, (self.arena.sink_slot,)))
+            token_ids.append(token_ids[0])
+            positions.append(np.zeros(1, dtype=np.int64))
+            slots.append(np.array([self.arena.sink_slot]))
+        position = np.concatenate(positions)
+        cache = PagedCache(
+            self.arena,
+            sequences,
+            write_slots=torch.from_numpy(np.concatenate(slots)).to(self._device),
+            write_offsets=torch.from_numpy(position % block).to(self._device),
+        )
+        return _Batch(
+            token_ids=torch.from_numpy(np.asarray(token_ids, dtype=np.int64))[None].to(self._device),
+            positions=torch.from_numpy(position)[None].to(self._device),
+            cache=cache,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """token_ids and positions [1, tokens]."""
+
+    token_ids: Tensor
+    positions: Tensor
+    cache: PagedCache
+
+
+def _packing_order(chunk: Chunk) -> tuple[bool, int]:
+    """Single tokens first, longest context first: attention groups neighbours of like length."""
+    tiles = -(-(chunk.position + len(chunk.token_ids)) // TILE_TOKENS)
+    return len(chunk.token_ids) > 1, -tiles
