@@ -215,8 +215,8 @@ def test_a_suspended_turn_resumes_before_later_arrivals_with_the_blocks_it_had_f
     turns = script.planner.snapshot().turns
     assert (turns.suspended, turns.waiting, turns.granted) == (1, 1, 1)
     assert script.stop(1) == [
-        GrantTurn(TurnId(2), (2, 3, 0), 8, resumed=True),
-        GrantTurn(TurnId(3), (1, 4), 0, resumed=False),
+        GrantTurn(TurnId(2), (2, 3, 4), 8, resumed=True),
+        GrantTurn(TurnId(3), (1, 0), 0, resumed=False),
     ]
     assert script.planner.snapshot().totals.turns_resumed == 1
 
