@@ -61,7 +61,7 @@ $(stamp): pyproject.toml constraints.txt
 	@test -x $(py) || $(PYTHON) -m venv $(VENV) || { \
 	  echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; \
 	  rm -rf $(VENV); exit 1; }
-	$(py) -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	$(py) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 clean:  ## remove .venv and what builds and tests leave behind
