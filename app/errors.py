@@ -25,6 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from kvstore.errors import ContextTooLong, QueueFull, SettingInvalid, ShuttingDown, StoreError, TurnFailed
+from models.errors import ModelError, TemplateFailed
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
@@ -121,6 +122,8 @@ TABLE: dict[type[Exception], Rule] = {
     # A setting is checked before serving; one that fails later is our fault and not the client's.
     SettingInvalid: Rule(500, SERVER, "internal_error", message="The server met an internal error."),
     StoreError: Rule(500, SERVER, "internal_error", message="The server met an internal error."),
+    TemplateFailed: Rule(400, INVALID, "invalid_value", "messages"),
+    ModelError: Rule(500, SERVER, "internal_error", message="The server met an internal error."),
 }
 
 INTERNAL = ErrorReply(500, "The server met an internal error.", SERVER, code="internal_error")
