@@ -87,16 +87,14 @@ class ChatTemplate:
         """Ids of a prompt, spliced from the history that shares most of its text."""
         spliced = splice(rendered.text, histories, self._control, self._backend)
         source, seam = spliced.source, spliced.seam
-        ends = tuple(Seam(end, spliced.tokens_within(end)) for end in rendered.message_ends)
+        *tokens, first_answer = spliced.tokens_within([*rendered.message_ends, rendered.first_assistant])
         is_inside = source is not None and source.first_answer < seam.num_tokens
         return Encoded(
             token_ids=spliced.ids,
             spliced_tokens=seam.num_tokens,
             seams=tuple(each for each in source.seams if each <= seam) if source is not None else (),
-            message_ends=ends,
-            first_answer=source.first_answer
-            if source is not None and is_inside
-            else spliced.tokens_within(rendered.first_assistant),
+            message_ends=tuple(map(Seam, rendered.message_ends, tokens)),
+            first_answer=source.first_answer if source is not None and is_inside else first_answer,
         )
 
     def close(self, rendered: Rendered, encoded: Encoded, output_ids: Sequence[int], answer: str) -> History:

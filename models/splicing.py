@@ -12,7 +12,8 @@ together with the rest gives the same ids.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,13 +38,16 @@ class Spliced:
     seam: Seam
     rest: Tokens
 
-    def tokens_within(self, text_length: int) -> int:
-        """How many tokens lie wholly within the first `text_length` characters, as far as is known."""
-        if text_length >= self.seam.text_length:
-            return self.seam.num_tokens + self.rest.within(text_length - self.seam.text_length)
-        assert self.source is not None
-        known = (*self.source.message_ends, *self.source.seams)
-        return max((each.num_tokens for each in known if each.text_length <= text_length), default=0)
+    def tokens_within(self, text_lengths: Iterable[int]) -> list[int]:
+        """For each length, how many tokens lie wholly within so many first characters, as far as is known."""
+        known = [] if self.source is None else sorted({Seam(0, 0), *self.source.message_ends, *self.source.seams})
+        lengths = [each.text_length for each in known]
+        return [
+            self.seam.num_tokens + self.rest.within(length - self.seam.text_length)
+            if length >= self.seam.text_length
+            else known[bisect_right(lengths, length) - 1].num_tokens
+            for length in text_lengths
+        ]
 
 
 def splice(text: str, histories: Sequence[History], control: ControlTokens, tokenizer: Tokenizer) -> Spliced:
