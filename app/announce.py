@@ -60,7 +60,9 @@ def base_url(host: str, port: int) -> str:
 
 
 def hello(url: str, model: str) -> str:
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Who are you?"}]})
+    # Bounded, since a small model may ramble, and a reply that is not streamed shows nothing until its end.
+    messages = [{"role": "user", "content": "Who are you?"}]
+    body = json.dumps({"model": model, "messages": messages, "max_tokens": 60})
     return f"""
   Dormouse answers at {url}/v1 as {model}. Try
 
