@@ -118,9 +118,10 @@ def test_the_layout_is_what_each_layer_hands_to_its_cache(
     tmp_path: Path, embedded_folder: Path, cache_dir: Path, config: dict[str, Any], layers: tuple[LayerKV, ...]
 ) -> None:
     folder = tiny(tmp_path, embedded_folder, **config)
-    found = load(str(folder), dtype="fp32", block_tokens=8, cache_dir=cache_dir, attention="eager")
+    found = load(str(folder), dtype="fp32", block_tokens=8, cache_dir=cache_dir)
     assert found.layout.layers == layers
     assert found.layout.dtype == "fp32"
+    assert found.model.config._attn_implementation == "dormouse_paged"
     assert found.name == "model"
 
 
