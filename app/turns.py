@@ -109,24 +109,25 @@ class Turn:
             self._figures.output_tokens += len(piece.new_token_ids)
 
     async def _end(self, piece: TurnProgress, stopped: StopReason) -> None:
-        assert self._lease is not None
-        self._figures.stored_tokens = self._lease.stored_tokens
+        """The engine let go of the turn: record it, count it, and only then let the last bytes or the error leave."""
+        error: Exception | None = None
         match stopped:
             case StopReason.STOP | StopReason.LENGTH:
                 await self._record(piece.kept_tokens)
                 self.finish_reason = self._outcome = stopped.value
-                # Its slots are free already; so whoever reads the last byte finds this turn counted and logged.
-                await self.close()
             case StopReason.FAILED:
                 self._outcome = "failed"
                 logger.error("turn of session %s failed: %s", self.session_id, piece.error)
-                raise TurnFailed(piece.error or "unknown")
+                error = TurnFailed(piece.error or "unknown")
             case StopReason.CANCELLED:
                 # Its reader is still here, so it was the drain that cancelled it.
                 self._outcome = "shutting_down"
-                raise ShuttingDown
+                error = ShuttingDown()
             case StopReason.SUSPENDED:
                 raise AssertionError("a suspended turn has not ended")
+        await self.close()
+        if error is not None:
+            raise error
 
     async def _record(self, kept_tokens: int) -> None:
         """Before the last byte leaves: the client's next turn may follow it at once."""
