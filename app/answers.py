@@ -24,15 +24,18 @@ from starlette.responses import Response
 
 from app import sse
 from app.errors import INTERNAL, reply_for
+from kvstore.errors import ShuttingDown
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Coroutine
 
     from starlette.types import Message, Receive, Scope, Send
 
     from app.turns import Turn
 
 logger = logging.getLogger("dormouse.http")
+
+GOODBYE_SECONDS = 1.0
 
 
 class TurnAnswer(Response):
@@ -48,6 +51,9 @@ class TurnAnswer(Response):
         watch = asyncio.create_task(_client_gone(receive))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self.turn.dismiss()  # by the server, whose time to drain is over; the client is still there
+            raise
         finally:
             await _shielded(self._end(work, watch))
         if work.done() and not work.cancelled():
@@ -60,8 +66,15 @@ class TurnAnswer(Response):
         await self.turn.close()
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Produce the answer; cancelled when the client goes away."""
+        """Produce the answer; cancelled when the client goes away or the server does."""
         raise NotImplementedError
+
+
+async def _say_goodbye(saying: Awaitable[None]) -> None:
+    """Send a last word, but not to a client that reads too slowly to hear it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(GOODBYE_SECONDS):
+            await saying
 
 
 class WholeAnswer(TurnAnswer):
@@ -69,8 +82,13 @@ class WholeAnswer(TurnAnswer):
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Collect the text; an error leaves with its own status, since nothing was sent."""
-        await self.turn.begin()
-        text = "".join([piece async for piece in self.turn.texts()])
+        try:
+            await self.turn.begin()
+            text = "".join([piece async for piece in self.turn.texts()])
+        except asyncio.CancelledError:
+            if self.turn.is_dismissed:
+                await _say_goodbye(reply_for(ShuttingDown()).response()(scope, receive, send))
+            raise
         body = json.dumps(self._completion(text), ensure_ascii=False).encode()
         headers = {"x-session-id": self.turn.session_id}
         await Response(body, headers=headers, media_type="application/json")(scope, receive, send)
@@ -103,6 +121,11 @@ class StreamedAnswer(TurnAnswer):
         comments = asyncio.create_task(wire.keep_alive(self._keepalive_seconds))
         try:
             await self._stream(wire)
+        except asyncio.CancelledError:
+            if self.turn.is_dismissed:
+                await _say_goodbye(wire.write(sse.failure(reply_for(ShuttingDown()))))
+                await _say_goodbye(wire.end())
+            raise
         except Exception as error:
             if not wire.started:
                 raise

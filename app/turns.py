@@ -52,6 +52,7 @@ class Turn:
         self.head = head
         self.standing = standing
         self.finish_reason = ""
+        self.is_dismissed = False
         self._gateway = gateway
         self._spec = spec
         self._place = place
@@ -139,6 +140,11 @@ class Turn:
         chat = self._gateway.chat
         history = await self._gateway.in_thread(chat.close, self._rendered, self._encoded, output_ids, self._text)
         self._gateway.book.record(self._place, history, time.monotonic())
+
+    def dismiss(self) -> None:
+        """Note that it is the server that ends this turn."""
+        self.is_dismissed = True
+        self._outcome = "shutting_down"
 
     async def close(self) -> None:
         """Give everything back; returns when every slot is. Idempotent; the caller shields it."""

@@ -81,11 +81,16 @@ def serve(tokenizer: PreTrainedTokenizerFast) -> Iterator[Callable[..., Scripted
     with ExitStack() as stack:
 
         def start(
-            *, hbm_slots: int = 256, max_context: int = 2048, words: list[str] | None = None, **options: object
+            *,
+            hbm_slots: int = 256,
+            max_context: int = 2048,
+            words: list[str] | None = None,
+            drain_seconds: int = 5,
+            **options: object,
         ) -> Scripted:
             script = None if words is None else lambda _spec: words
             engine = ScriptedEngine(BLOCK_TOKENS, one_token(tokenizer), script)
-            settings = Settings(block_tokens=BLOCK_TOKENS, drain_seconds=5, **options)  # type: ignore[arg-type]
+            settings = Settings(block_tokens=BLOCK_TOKENS, drain_seconds=drain_seconds, **options)  # type: ignore[arg-type]
 
             @asynccontextmanager
             async def opened(settings: Settings) -> AsyncIterator[Gateway]:
@@ -96,7 +101,7 @@ def serve(tokenizer: PreTrainedTokenizerFast) -> Iterator[Callable[..., Scripted
                     await gateway.manager.drain(settings.drain_seconds)
 
             server = stack.enter_context(live(settings, opened))
-            stack.callback(server.check_idle)
+            stack.callback(server.check_idle_unless_stopped)
             return Scripted(server, engine)
 
         yield start

@@ -36,6 +36,12 @@ class Live:
     url: str
     app: FastAPI
     loop: asyncio.AbstractEventLoop
+    uvicorn: uvicorn.Server
+    thread: threading.Thread
+
+    def stop(self) -> None:
+        """What a SIGTERM does."""
+        self.uvicorn.should_exit = True
 
     @property
     def gateway(self) -> Gateway:
@@ -70,6 +76,10 @@ class Live:
         hbm = snapshot.tier(Tier.HBM)
         assert (hbm.pinned, hbm.open, hbm.filling, hbm.quarantined) == (0, 0, 0, 0)
 
+    def check_idle_unless_stopped(self) -> None:
+        if not self.uvicorn.should_exit:
+            self.check_idle()
+
     def flush(self) -> None:
         """Drop all cached K/V; sessions stay."""
         self.call(self.gateway.manager.flush)
@@ -83,14 +93,22 @@ def live(
     app = create_app(settings, opened)
     sock = serving.bind("127.0.0.1", 0)
     started: threading.Event = threading.Event()
-    server = _Server(uvicorn.Config(app, lifespan="on", log_config=None, access_log=False, ws="none"), started)
+    config = uvicorn.Config(
+        app,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        ws="none",
+        timeout_graceful_shutdown=int(settings.drain_seconds),
+    )
+    server = _Server(config, started)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="live-server")
     thread.start()
     try:
         assert started.wait(WAIT_SECONDS)
         assert server.started, "start-up failed; see the log"
         assert server.loop is not None
-        yield Live(f"http://127.0.0.1:{sock.getsockname()[1]}", app, server.loop)
+        yield Live(f"http://127.0.0.1:{sock.getsockname()[1]}", app, server.loop, server, thread)
     finally:
         server.should_exit = True
         thread.join(WAIT_SECONDS)
