@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,18 +25,13 @@ from tests.app.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
 
     from transformers import PreTrainedTokenizerFast
 
+MIB = 1024**2
 BLOCK_TOKENS = 16
 NAME = "scripted"
-
-
-@pytest.fixture(scope="session")
-def cache_dir() -> Path:
-    """Where `dormouse serve` keeps the model by default, so that one download serves both."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("DORMOUSE_CACHE_DIR") or base / "dormouse")
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +41,21 @@ def tokenizer(cache_dir: Path) -> PreTrainedTokenizerFast:
 
     folder = embedded.fetch(cache_dir, progress=print)
     return AutoTokenizer.from_pretrained(folder)  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def real(cache_dir: Path) -> Iterator[Live]:
+    """The embedded model behind the whole server, with HBM for about 2,900 tokens."""
+    with live(Settings(model="embedded", hbm_bytes=64 * MIB, cache_dir=cache_dir, drain_seconds=5)) as server:
+        yield server
+
+
+@pytest.fixture
+def fresh(real: Live) -> Iterator[Live]:
+    """The same server with nothing cached; checked to be idle and lawful afterwards."""
+    real.flush()
+    yield real
+    real.check_idle()
 
 
 class Scripted:
