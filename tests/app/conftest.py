@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -121,7 +121,7 @@ def scripted_gateway(
     tokenizer: PreTrainedTokenizerFast,
     hbm_slots: int,
     max_context: int,
-    threads: ThreadPoolExecutor,
+    threads: Executor,
 ) -> Gateway:
     config = PlannerConfig(
         hbm_slots=hbm_slots,
