@@ -11,13 +11,15 @@ router = APIRouter()
 
 
 # HEAD as well: `wget --spider`, a usual container health check, asks with it.
-@router.api_route("/healthz", methods=["GET", "HEAD"])
+@router.head("/healthz", include_in_schema=False)
+@router.get("/healthz")
 async def healthz() -> Response:
     """200 while the event loop runs."""
     return JSONResponse({"status": "ok"})
 
 
-@router.api_route("/readyz", methods=["GET", "HEAD"])
+@router.head("/readyz", include_in_schema=False)
+@router.get("/readyz")
 async def readyz(request: Request) -> Response:
     """200 while turns are accepted, 503 while loading or draining."""
     gateway = gateway_of(request.app)

@@ -372,6 +372,13 @@ def test_health_and_version_answer_get_and_head(serve: Serve) -> None:
         assert http.get("/readyz").json() == {"status": "ready", "model": NAME}
 
 
+def test_the_api_describes_itself(serve: Serve) -> None:
+    server = serve()
+    with client(server.server) as http:
+        paths = http.get("/openapi.json").json()["paths"]
+    assert {"/v1/chat/completions", "/v1/models", "/v1/models/{name}", "/healthz", "/readyz", "/metrics"} <= set(paths)
+
+
 def test_a_draining_server_is_not_ready_and_refuses_turns(serve: Serve) -> None:
     server = serve()
     gateway = server.server.gateway
