@@ -187,6 +187,8 @@ def reply_for_http(request: Request, error: HTTPException) -> ErrorReply:
             return ErrorReply(404, f"Unknown URL ({where}).", code="unknown_url")
         case 405:
             return ErrorReply(405, f"Method not allowed ({where}).", code="method_not_allowed")
+        case 413:
+            return ErrorReply(413, str(error.detail), code="body_too_large")
         case status if status < 500:
             return ErrorReply(status, str(error.detail))
     return INTERNAL

@@ -1,7 +1,7 @@
 """The composition root of the HTTP side: routes, middleware, errors, and the gateway they share.
 
 Middleware from the outside in: request ids (every response has one), CORS (also on errors), the last resort (an
-exception nobody translated becomes a plain 500), then FastAPI with the handlers of errors.py.
+exception nobody translated becomes a plain 500), the limit of bodies, then FastAPI with the handlers of errors.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from app import errors, startup
-from app.boundary import REQUEST_ID, LastResort, RequestIds
+from app.boundary import REQUEST_ID, BodyLimit, LastResort, RequestIds
 from app.routes import chat, health, metrics, models
 from dormouse_gateway import __version__
 
@@ -42,6 +42,7 @@ def create_app(
     errors.install(app)
     for router in (chat.router, models.router, health.router, metrics.router):
         app.include_router(router)
+    app.add_middleware(BodyLimit)
     app.add_middleware(LastResort)
     app.add_middleware(
         CORSMiddleware,
