@@ -33,7 +33,8 @@ class _Run:
 class ScriptedEngine:
     """Computes all prompts at once and then one token a step for every turn, while `pause` is not on.
 
-    `script(spec)` gives a turn's words, each one token (`id_of`); `fail` makes steps fail their turns.
+    `script(spec)` gives a turn's words, each one token (`id_of`); `fail` makes steps fail their turns, the first few
+    excepted; it pauses by itself after `pause_after_steps`.
     """
 
     def __init__(
@@ -47,6 +48,8 @@ class ScriptedEngine:
         self.manager: TierManager | None = None
         self.is_paused = False
         self.fail = ""
+        self.fail_after_steps = 0
+        self.pause_after_steps: int | None = None
         self.steps = 0
         self.specs: list[TurnSpec] = []
         self._block_tokens = block_tokens
@@ -99,6 +102,7 @@ class ScriptedEngine:
         report = StepReport(progress=[], seconds=0.001)
         if not self.is_paused:
             self.steps += 1
+            self.is_paused = self.steps == self.pause_after_steps
             report.progress = [piece for turn, run in list(self._running.items()) if (piece := self._one(turn, run))]
         report.progress += self._stopped
         self._stopped = []
@@ -108,7 +112,7 @@ class ScriptedEngine:
             self._schedule()
 
     def _one(self, turn: TurnId, run: _Run) -> TurnProgress | None:
-        if self.fail:
+        if self.fail and self.steps > self.fail_after_steps:
             del self._running[turn]
             return TurnProgress(turn, 0, stopped=StopReason.FAILED, error=self.fail)
         if run.tokens > len(run.slots) * self._block_tokens:

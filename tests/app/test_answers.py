@@ -218,12 +218,10 @@ def test_a_client_that_leaves_while_its_turn_runs_frees_every_slot(serve: Serve,
 
 
 def test_a_client_that_leaves_a_stream_in_the_middle_frees_every_slot(serve: Serve) -> None:
-    server = serve(words=[" word"] * 1500)
+    server = serve()
+    server.engine.pause_after_steps = 2
     with client(server.server) as http, http.stream("POST", URL, json=body(stream=True)) as response:
-        lines = response.iter_lines()
-        for _ in range(8):
-            next(lines)
-        server.pause()
+        assert any(" two" in line for line in response.iter_lines())
     server.server.check_idle()
     assert turns(server) == {"cancelled": 1}
     with client(server.server) as http:
@@ -259,15 +257,13 @@ def test_a_step_that_fails_before_anything_was_said_is_a_500(serve: Serve, strea
 
 
 def test_a_failure_in_the_middle_of_a_stream_is_its_last_event(serve: Serve) -> None:
-    server = serve(words=[" word"] * 500)
-    with client(server.server) as http, http.stream("POST", URL, json=body(stream=True)) as response:
-        lines = response.iter_lines()
-        text = [next(lines) for _ in range(6)]
-        server.engine.fail = "RuntimeError: no"
-        text += list(lines)
-    last = [line for line in text if line][-1]
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "turn_failed"
-    assert "[DONE]" not in "".join(text)
+    server = serve()
+    server.engine.fail, server.engine.fail_after_steps = "RuntimeError: no", 2
+    with client(server.server) as http:
+        *chunks, last = events(http.post(URL, json=body(stream=True)).text)
+    text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
+    assert text == "One two"
+    assert last["error"]["code"] == "turn_failed"
     assert turns(server) == {"failed": 1}
 
 
