@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +30,7 @@ from kvstore.planner import Planner, PlannerConfig
 from kvstore.reuse import MissReason
 from kvstore.sessions import SessionBook
 from kvstore.types import KVLayout, LayerKV
-from models import loader
+from models import exactness, loader
 from models.chat import ChatTemplate
 from models.engine import Engine
 from models.runner import Runner
@@ -112,7 +112,11 @@ def load(settings: Settings) -> Machinery:
     )
     for line in budgets.lines():
         log.info(line)
-    return Machinery(model, Runner(model.model, model.layout, budgets.hbm_slots), budgets)
+    log.info("checking whether answers can be made independent of batching")
+    is_exact, why = exactness.choose(settings.attention, model.model, model.layout, model.model_key, settings.cache_dir)
+    log.info(why)
+    model = replace(model, model_key=exactness.mode_key(model.model_key, is_exact))
+    return Machinery(model, Runner(model.model, model.layout, budgets.hbm_slots, exact=is_exact), budgets)
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -13,7 +13,7 @@ import platform
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -41,9 +41,9 @@ class Verdict:
     reason: str
 
 
-def check(model: PreTrainedModel, layout: KVLayout) -> Verdict:
+def check(model: PreTrainedModel, layout: KVLayout, runner: type[Runner] = Runner) -> Verdict:
     """Compute one prompt in one pass, in chunks, token by token and among others; compare logits and K/V bitwise."""
-    probe = _Probe(model, layout)
+    probe = _Probe(model, layout, runner)
     for name, differs in (
         ("in chunks of 37 tokens", probe.differs_in_chunks()),
         ("token by token", probe.differs_token_by_token()),
@@ -52,6 +52,35 @@ def check(model: PreTrainedModel, layout: KVLayout) -> Verdict:
         if differs:
             return Verdict(False, f"{differs} differed {name}")
     return Verdict(True, "logits and K/V were bit-equal in one pass, in chunks, token by token and among others")
+
+
+def choose(
+    mode: Literal["auto", "exact", "fast"],
+    model: PreTrainedModel,
+    layout: KVLayout,
+    model_key: bytes,
+    cache_dir: Path,
+) -> tuple[bool, str]:
+    """Whether to take the exact path, and a line that says why.
+
+    `auto` is exact in bf16 where the check proves it; `exact` is honoured everywhere, and the
+    line says what it is worth on this machine.
+    """
+    if mode == "fast":
+        return False, "attention fast, as asked for: text may depend on how requests were batched"
+    if mode == "auto" and model.dtype != torch.bfloat16:
+        return False, f"attention fast: exact is proven in bf16 only, and this is {model.dtype}".replace("torch.", "")
+    verdict = cached_check(model, layout, model_key, cache_dir)
+    if verdict.is_exact:
+        return True, f"attention exact: {verdict.reason}"
+    if mode == "exact":
+        return True, f"attention exact, as asked for, but this machine is not: {verdict.reason}"
+    return False, f"attention fast: {verdict.reason} on this machine"
+
+
+def mode_key(model_key: bytes, is_exact: bool) -> bytes:
+    """`model_key` with the attention path in it: K/V of one path must not be taken for the other's."""
+    return hashlib.blake2b(model_key, digest_size=len(model_key), person=b"exact" if is_exact else b"fast").digest()
 
 
 def cached_check(model: PreTrainedModel, layout: KVLayout, model_key: bytes, cache_dir: Path) -> Verdict:
@@ -91,9 +120,9 @@ def _cpu_flags() -> str:
 class _Probe:
     """One prompt and the bits it got in a single pass."""
 
-    def __init__(self, model: PreTrainedModel, layout: KVLayout) -> None:
+    def __init__(self, model: PreTrainedModel, layout: KVLayout, runner: type[Runner]) -> None:
         self._blocks = layout.blocks_for(PROMPT_TOKENS)
-        self._runner = Runner(model, layout, slots=3 * self._blocks)
+        self._runner = runner(model, layout, slots=3 * self._blocks)
         vocabulary = int(model.config.get_text_config().vocab_size)
         generator = torch.Generator().manual_seed(0)
         self._prompt = _random_ids(PROMPT_TOKENS, vocabulary, generator)
