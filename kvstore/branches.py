@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvstore.policy import Kind
-from kvstore.residency import Leaving
+from kvstore.room import Leaving
 from kvstore.rows import NO_ROW
 from kvstore.transfers import RUN_BLOCKS
 from kvstore.types import Tier
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvstore.events import BranchRecorded
-    from kvstore.residency import Residency
+    from kvstore.store import Store
     from kvstore.types import BlockKey
 
 
 class Branches:
     """Tips of branches, and the chains on their way out."""
 
-    def __init__(self, store: Residency) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._tips: dict[BlockKey, int] = {}
         self._replaced: dict[BlockKey, tuple[BlockKey, ...]] = {}  # tip -> tips of the tails it superseded
@@ -38,7 +38,7 @@ class Branches:
 
     def record(self, event: BranchRecorded) -> None:
         """A branch has moved; what it left behind goes first from now on."""
-        rows = self._store.rows
+        rows = self._store.blocks.rows
         if event.tip is not None:
             self._tips[event.tip] = self._tips.get(event.tip, 0) + 1
         if event.old_tip is not None:
@@ -55,7 +55,7 @@ class Branches:
         self._set_kind(tip, Kind.PINNED if event.pinned else Kind.KEPT if event.keep_seconds > 0 else Kind.NORMAL)
 
     def close(self, tips: Sequence[BlockKey]) -> None:
-        now = self._store.rows.now
+        now = self._store.blocks.rows.now
         for tip in tips:
             self._forget_tip(tip)
             self._closing.update((replaced, now) for replaced in self._replaced.pop(tip, ()))
@@ -65,9 +65,9 @@ class Branches:
         """The HBM copies of the chain of `keys` should go, each once it has a copy below."""
         store = self._store
         for key in reversed(keys):
-            row = store.rows.find(key)
-            if row != NO_ROW and store.hbm.is_valid(row):
-                self._sleeping[key] = store.rows.now
+            row = store.blocks.rows.find(key)
+            if row != NO_ROW and store.blocks.hbm.is_valid(row):
+                self._sleeping[key] = store.blocks.rows.now
                 return
 
     def sweep(self) -> None:
@@ -81,43 +81,43 @@ class Branches:
 
     def _closed(self, key: BlockKey, since: float) -> bool:
         """Drop the chain that ends in `key`; False if more can go later."""
-        store, row = self._store, self._store.rows.find(key)
+        store, row = self._store, self._store.blocks.rows.find(key)
         while row != NO_ROW:
-            rows = store.rows
+            rows = store.blocks.rows
             if rows.children[row] or rows.last[row] > since or rows.key(row) in self._tips:
                 return True
-            if any(pool.is_held(row) or pool.is_filling(row) for pool in store.pools):
+            if any(pool.is_held(row) or pool.is_filling(row) for pool in store.blocks.pools):
                 return False
             parent = rows.parent[row]
-            for pool in store.pools:
+            for pool in store.blocks.pools:
                 if pool.is_valid(row):
-                    store.totals.closed += 1
-                    store.drop(pool.tier, row)
+                    store.blocks.totals.closed += 1
+                    store.blocks.drop(pool.tier, row)
             row = parent
         return True
 
     def _is_asleep(self, key: BlockKey, since: float) -> bool:
         """Move the chain that ends in `key` out of HBM, or start to; False while a copy is under way."""
-        store, row = self._store, self._store.rows.find(key)
-        while row != NO_ROW and not store.hbm.is_valid(row):
-            row = store.rows.parent[row]
+        store, row = self._store, self._store.blocks.rows.find(key)
+        while row != NO_ROW and not store.blocks.hbm.is_valid(row):
+            row = store.blocks.rows.parent[row]
         while row != NO_ROW:
-            if store.rows.last[row] > since:
+            if store.blocks.rows.last[row] > since:
                 return True
-            if not store.hbm.may_leave(row):
-                return not any(row in transfer.rows for transfer in store.transfers if not transfer.late)
-            parent = store.rows.parent[row]
-            if not store.has_copy_below(Tier.HBM, row):
-                leaving = store.demote(row, RUN_BLOCKS)
+            if not store.blocks.hbm.may_leave(row):
+                return not any(row in transfer.rows for transfer in store.traffic.transfers if not transfer.late)
+            parent = store.blocks.rows.parent[row]
+            if not store.blocks.has_copy_below(Tier.HBM, row):
+                leaving = store.room.demote(row, RUN_BLOCKS)
                 return leaving is Leaving.NOW  # nothing below takes it: let it stay
-            store.totals.released += 1
-            store.drop(Tier.HBM, row)
+            store.blocks.totals.released += 1
+            store.blocks.drop(Tier.HBM, row)
             row = parent
         return True
 
     def _let_go_first(self, row: int) -> None:
         """Mark as FINAL what only this branch has."""
-        rows = self._store.rows
+        rows = self._store.blocks.rows
         while row != NO_ROW and rows.children[row] <= 1 and (self._tips.get(rows.key(row), 0) <= 1):
             self._set_kind(row, Kind.FINAL)
             row = rows.parent[row]
@@ -126,14 +126,14 @@ class Branches:
         """Closing the branch closes its superseded tails too, as far as they are still anywhere."""
         replaced = self._replaced.pop(event.old_tip, ()) if event.old_tip is not None else ()
         replaced += event.superseded[-1:]
-        kept = tuple(key for key in replaced if self._store.rows.find(key) != NO_ROW)
+        kept = tuple(key for key in replaced if self._store.blocks.rows.find(key) != NO_ROW)
         if kept and event.tip is not None:
             self._replaced[event.tip] = self._replaced.get(event.tip, ()) + kept
 
     def _set_kind(self, row: int, kind: Kind) -> None:
         if row != NO_ROW:
-            self._store.rows.kind[row] = kind
-            self._store.refresh(row)
+            self._store.blocks.rows.kind[row] = kind
+            self._store.blocks.refresh(row)
 
     def _forget_tip(self, tip: BlockKey) -> None:
         count = self._tips.get(tip, 0)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kvstore.config import PlannerConfig
     from kvstore.events import Action, WakeHinted
-    from kvstore.residency import Residency
+    from kvstore.store import Store
     from kvstore.types import WakeId
 
 
@@ -38,7 +38,7 @@ class Hint:
 class Hints:
     """Hints being carried out; a settled one is forgotten."""
 
-    def __init__(self, store: Residency, config: PlannerConfig, emit: Callable[[Action], None]) -> None:
+    def __init__(self, store: Store, config: PlannerConfig, emit: Callable[[Action], None]) -> None:
         self._store = store
         self._config = config
         self._emit = emit
@@ -53,19 +53,19 @@ class Hints:
     def add(self, event: WakeHinted, room: int) -> None:
         """Begin, or decline at once; `room` slots of HBM are free or can be had by evicting."""
         store = self._store
-        store.totals.hints += 1
-        rows = plan(store, event.keys, may_load=True)
+        store.blocks.totals.hints += 1
+        rows = plan(store.blocks, event.keys, may_load=True)
         if not rows:
             self._decline(event.wake, WakeStatus.NOT_STORED)
             return
-        to_hbm = event.target is Tier.HBM or len(store.pools) == 1
+        to_hbm = event.target is Tier.HBM or len(store.blocks.pools) == 1
         hint = Hint(
             id=event.wake,
             wake=Wake(
                 store=store,
                 rows=rows,
                 num_slots=len(rows) if to_hbm else 0,
-                deadline=store.rows.now + self._config.wake_deadline_seconds,
+                deadline=store.blocks.rows.now + self._config.wake_deadline_seconds,
                 target=Tier.HBM if to_hbm else Tier.DRAM,
             ),
             hold_seconds=event.hold_seconds,
@@ -79,15 +79,19 @@ class Hints:
         if not hint.wake.is_ready:
             self._answer(hint, WakeStatus.WAKING, len(rows))
 
+    def observe(self) -> None:
+        """Protect what has arrived, before anything is evicted."""
+        for hint in self._hints.values():
+            hint.wake.advance()
+
     def advance(self) -> None:
-        """Start what can start, and settle what has arrived."""
+        """Start what can start, and settle what is done."""
         for hint in list(self._hints.values()):
             wake = hint.wake
-            wake.advance()
-            if wake.deadline <= self._store.rows.now:
+            if wake.deadline <= self._store.blocks.rows.now:
                 wake.cut(wake.num_ready)
             if (lacking := wake.lacking) > 0 and wake.target is Tier.HBM:
-                wake.take(self._store.hbm.open(self._store.obtain(lacking)))
+                wake.take(self._store.blocks.hbm.open(self._store.room.obtain(lacking)))
             wake.start()
             if wake.is_ready:
                 self._settle(hint, WakeStatus.AWAKE)
@@ -117,13 +121,13 @@ class Hints:
         return min((hint.wake.deadline for hint in self._hints.values()), default=None)
 
     def _settle(self, hint: Hint, status: WakeStatus) -> None:
-        wake, rows = hint.wake, self._store.rows
+        wake, rows = hint.wake, self._store.blocks.rows
         del self._hints[hint.id]
         ready = len(wake.rows) if wake.target is Tier.DRAM and wake.is_ready else wake.num_ready
         if ready:
             tip = wake.rows[ready - 1]
             rows.touch(tip, Kind.KEPT, rows.now + hint.hold_seconds)
-        self._store.totals.hints_declined += status is not WakeStatus.AWAKE
+        self._store.blocks.totals.hints_declined += status is not WakeStatus.AWAKE
         wake.end()
         self._answer(hint, status, ready)
 
@@ -131,16 +135,16 @@ class Hints:
         self._emit(AnswerWake(hint.id, status, num_blocks * self._config.block_tokens, hint.origin))
 
     def _decline(self, wake: WakeId, status: WakeStatus) -> None:
-        self._store.totals.hints_declined += 1
+        self._store.blocks.totals.hints_declined += 1
         self._emit(AnswerWake(wake, status, 0, Tier.HBM))
 
     def _missing(self, rows: Sequence[int]) -> int:
         """Slots it takes: those of missing blocks, and those that protecting the rest makes unevictable."""
-        present = [row for row in rows if self._store.hbm.is_present(row)]
-        tip = next((row for row in reversed(present) if self._store.hbm.is_valid(row)), NO_ROW)
-        return len(rows) - len(present) + self._store.hbm.num_unheld(tip)
+        present = [row for row in rows if self._store.blocks.hbm.is_present(row)]
+        tip = next((row for row in reversed(present) if self._store.blocks.hbm.is_valid(row)), NO_ROW)
+        return len(rows) - len(present) + self._store.blocks.hbm.num_unheld(tip)
 
     def _tier_of(self, row: int) -> Tier:
-        if self._store.hbm.is_valid(row):
-            return Tier(self._store.rows.origin[row])
-        return self._store.source_of(row) or Tier.HBM
+        if self._store.blocks.hbm.is_valid(row):
+            return Tier(self._store.blocks.rows.origin[row])
+        return self._store.blocks.source_of(row) or Tier.HBM

@@ -23,36 +23,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kvstore.pool import Pool
-    from kvstore.residency import Residency
+    from kvstore.store import Store
     from kvstore.turns import Turn
 
 
-def check_tiers(store: Residency) -> None:
+def check_tiers(store: Store) -> None:
     """Laws that need no knowledge of turns."""
-    store.rows.check()
-    live = list(store.rows)
-    for pool in store.pools:
+    store.blocks.rows.check()
+    live = list(store.blocks.rows)
+    for pool in store.blocks.pools:
         pool.check(live)
         _check_targets(store, pool, live)
-    for transfer in store.transfers:
+    for transfer in store.traffic.transfers:
         _check_source(store, transfer)
     _check_prefix_closed(store, live)
-    moving = [t for t in store.transfers if t.purpose is Purpose.DEMOTE and t.source is Tier.HBM and not t.late]
-    assert store.coming == sum(len(t.rows) for t in moving), f"{store.coming} slots are said to be coming"
-    idle = store.cleaner.rows()
-    assert all(store.hbm.is_valid(row) for row in idle), "the cleaner knows rows that are not in HBM"
+    moving = [t for t in store.traffic.transfers if t.purpose is Purpose.DEMOTE and t.source is Tier.HBM and not t.late]
+    assert store.traffic.coming == sum(len(t.rows) for t in moving), (
+        f"{store.traffic.coming} slots are said to be coming"
+    )
+    idle = store.blocks.cleaner.rows()
+    assert all(store.blocks.hbm.is_valid(row) for row in idle), "the cleaner knows rows that are not in HBM"
 
 
-def check_owners(store: Residency, tier: Tier, owned: list[int], pins: Counter[int]) -> None:
+def check_owners(store: Store, tier: Tier, owned: list[int], pins: Counter[int]) -> None:
     """The OPEN slots of `tier` are `owned`, and `pins` are all there are on its rows besides transfers'."""
-    pool, live = store.pools[tier], list(store.rows)
-    owned = owned + [slot for t in store.transfers if t.owner is not None for slot in _open_sources(t, tier)]
+    pool, live = store.blocks.pools[tier], list(store.blocks.rows)
+    owned = owned + [slot for t in store.traffic.transfers if t.owner is not None for slot in _open_sources(t, tier)]
     assert len(owned) == pool.num_open, f"{tier.name}: {pool.num_open} slots OPEN, {len(owned)} owned"
-    private = [slot for t in store.transfers if t.owner is not None for slot in _filling_targets(t, tier)]
+    private = [slot for t in store.traffic.transfers if t.owner is not None for slot in _filling_targets(t, tier)]
     known = [*pool.known_slots(live), *owned, *private]
     assert len(set(known)) == len(known), f"{tier.name}: an owned slot has a second use"
     expected = Counter(pins)
-    for transfer in store.transfers:
+    for transfer in store.traffic.transfers:
         if transfer.owner is None:
             expected[transfer.rows[-1]] += transfer.source is tier and not transfer.has_ended
             expected[transfer.rows[-1]] += transfer.target is tier and not transfer.late
@@ -60,30 +62,30 @@ def check_owners(store: Residency, tier: Tier, owned: list[int], pins: Counter[i
         assert pool.num_pins((row,)) == expected[row], f"{tier.name}: row {row} has {pool.num_pins((row,))} pins"
 
 
-def check_table(store: Residency, turn: Turn) -> None:
+def check_table(store: Store, turn: Turn) -> None:
     """The block table of a granted turn is its chain's slots and its OPEN ones."""
     row, in_rows = turn.tip, 0
     while row != NO_ROW:
-        assert store.hbm.is_valid(row), f"turn {turn.id} attends to row {row}, which is not VALID"
-        in_rows += store.rows.depth[row] not in turn.open
-        row = store.rows.parent[row]
+        assert store.blocks.hbm.is_valid(row), f"turn {turn.id} attends to row {row}, which is not VALID"
+        in_rows += store.blocks.rows.depth[row] not in turn.open
+        row = store.blocks.rows.parent[row]
     total = in_rows + len(turn.open)
     assert total == turn.num_blocks, f"turn {turn.id} has {total} of {turn.num_blocks} blocks"
 
 
-def check_idle(store: Residency) -> None:
+def check_idle(store: Store) -> None:
     """What must hold when there is no turn, no hint and no transfer."""
-    for pool in store.pools:
+    for pool in store.blocks.pools:
         busy = pool.num_open + pool.num_filling + pool.num_held + len(pool.quarantined)
         assert busy == 0, f"{pool.tier.name}: nothing runs, and {busy} slots are not free or evictable"
 
 
-def _check_targets(store: Residency, pool: Pool, live: Iterable[int]) -> None:
+def _check_targets(store: Store, pool: Pool, live: Iterable[int]) -> None:
     name = pool.tier.name
     awaited: dict[int, int] = {}
     quarantined: list[int] = []
     num_private = 0
-    for transfer in store.transfers:
+    for transfer in store.traffic.transfers:
         if transfer.target is not pool.tier:
             continue
         if transfer.late:
@@ -104,20 +106,20 @@ def _check_targets(store: Residency, pool: Pool, live: Iterable[int]) -> None:
     assert sorted(quarantined) == sorted(pool.quarantined), f"{name}: quarantine holds {pool.quarantined}"
 
 
-def _check_source(store: Residency, transfer: Transfer) -> None:
+def _check_source(store: Store, transfer: Transfer) -> None:
     if transfer.owner is not None or transfer.has_ended:
         return
-    source = store.pools[transfer.source]
+    source = store.blocks.pools[transfer.source]
     for row, slot in zip(transfer.rows, transfer.source_slots, strict=True):
         assert source.is_valid(row), f"transfer {transfer.id} reads row {row}, which is not VALID"
         assert source.slot(row) == slot, f"transfer {transfer.id} reads a slot that is not row {row}'s any more"
         assert source.is_held(row), f"transfer {transfer.id} reads row {row}, which may leave"
 
 
-def _check_prefix_closed(store: Residency, live: Iterable[int]) -> None:
-    hbm = store.hbm
+def _check_prefix_closed(store: Store, live: Iterable[int]) -> None:
+    hbm = store.blocks.hbm
     for row in live:
-        parent = store.rows.parent[row]
+        parent = store.blocks.rows.parent[row]
         if parent == NO_ROW:
             continue
         if hbm.is_valid(row):

@@ -55,9 +55,9 @@ from kvstore.events import (
     WakeHinted,
 )
 from kvstore.hints import Hints
-from kvstore.residency import Residency
 from kvstore.rows import NO_ROW
 from kvstore.snapshot import Snapshot, TierCounts, TurnCounts
+from kvstore.store import Store
 from kvstore.turns import Turn, TurnQueue, TurnState
 from kvstore.types import StopReason, Tier, TurnId
 from kvstore.upkeep import Upkeep
@@ -84,13 +84,14 @@ class Planner:
     def __init__(self, config: PlannerConfig) -> None:
         self.config = config
         self._actions: list[Action] = []
-        self._store = Residency(config, self._emit)
+        self._store = Store(config, self._emit)
         self._branches = Branches(self._store)
         self._hints = Hints(self._store, config, self._emit)
         self._upkeep = Upkeep(self._store, config)
-        self._hbm = self._store.hbm
-        self._rows = self._store.rows
-        self._totals = self._store.totals
+        self._blocks = self._store.blocks
+        self._hbm = self._blocks.hbm
+        self._rows = self._blocks.rows
+        self._totals = self._blocks.totals
         self._queue = TurnQueue()
         self._turns: dict[TurnId, Turn] = {}
         self._granted: dict[TurnId, Turn] = {}  # WAKING, RUNNING and STOPPING
@@ -111,7 +112,7 @@ class Planner:
             case GrowWanted():
                 self._on_grow_wanted(event)
             case TransferDone():
-                self._store.finish(event.transfer, event.good, event.reason)
+                self._store.finish(event)
             case TurnCancelled():
                 self._on_cancelled(event)
             case WakeHinted():
@@ -127,9 +128,9 @@ class Planner:
             case SessionClosed():
                 self._branches.close(event.tips)
             case TierHealthChanged():
-                self._store.set_health(event.tier, event.health)
+                self._blocks.set_health(event.tier, event.health)
             case FlushWanted():
-                self._store.flush()
+                self._blocks.flush()
             case _:
                 assert_never(event)
         return self._pumped()
@@ -145,7 +146,7 @@ class Planner:
         aging = self._queue.next_aging(self._rows.now, self.config.age_limit_seconds)
         wakes = (turn.wake for turn in self._waking.values() if turn.wake is not None and turn.wake.is_waiting)
         waking = min((wake.deadline for wake in wakes), default=None)
-        loading = self._store.transfers.next_deadline()
+        loading = self._store.traffic.transfers.next_deadline()
         moments = (aging, waking, loading, self._hints.next_deadline())
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -164,7 +165,7 @@ class Planner:
                     quarantined=len(pool.quarantined),
                     pinned=pool.num_held,
                 )
-                for pool in self._store.pools
+                for pool in self._blocks.pools
             ),
             turns=TurnCounts(
                 waiting=len(self._queue) - suspended,
@@ -174,14 +175,14 @@ class Planner:
                 stopping=sum(turn.state is TurnState.STOPPING for turn in self._granted.values()),
             ),
             totals=replace(self._totals),
-            transfers=len(self._store.transfers),
+            transfers=len(self._store.traffic.transfers),
             hints=len(self._hints),
         )
 
     def __repr__(self) -> str:
-        tiers = " ".join(f"{pool.tier.name} {pool.num_used}/{pool.capacity}" for pool in self._store.pools)
+        tiers = " ".join(f"{pool.tier.name} {pool.num_used}/{pool.capacity}" for pool in self._blocks.pools)
         turns = f"turns {len(self._granted)} active, {len(self._queue)} waiting"
-        transfers = f" | transfers {len(self._store.transfers)}" if len(self._store.pools) > 1 else ""
+        transfers = f" | transfers {len(self._store.traffic.transfers)}" if len(self._blocks.pools) > 1 else ""
         return f"<Planner {tiers} | {turns}{transfers}>"
 
     # --- events -----------------------------------------------------------------------
@@ -283,12 +284,12 @@ class Planner:
         self._pump()
         self._branches.sweep()
         self._upkeep.run()
-        self._store.misses.clear()
+        self._blocks.misses.clear()
         actions, self._actions = self._actions[:], []
         return actions
 
     def _pump(self) -> None:
-        self._store.sweep()
+        self._blocks.sweep()
         self._advance_wakes()
         owed, may_admit = self._supply_all()
         if may_admit:
@@ -296,6 +297,8 @@ class Planner:
             self._hints.advance()
 
     def _advance_wakes(self) -> None:
+        """Protect what has arrived, before anything is evicted; give up what is past its deadline."""
+        self._hints.observe()
         for turn in self._waking.values():
             assert turn.wake is not None
             turn.wake.advance()
@@ -324,7 +327,7 @@ class Planner:
         lacking = turn.lacking
         if lacking <= 0:
             return 0
-        count = min(lacking, self._store.obtain(owed + lacking) - owed)
+        count = min(lacking, self._store.room.obtain(owed + lacking) - owed)
         if count <= 0:
             return lacking
         if turn.wake is None:  # a wish is settled with what is there
@@ -348,7 +351,7 @@ class Planner:
             else:
                 self._suspend(turn)
             return False
-        if turn.wake is not None or self._store.is_copying_hbm():
+        if turn.wake is not None or self._store.traffic.is_copying_hbm():
             return False  # copies under way, late ones among them, hold what it lacks
         self._give_up_duplicates(turn)
         if self._supply(turn, owed):
@@ -386,7 +389,7 @@ class Planner:
 
     def _admit_by_force(self, turn: Turn, owed: int) -> bool:
         """Admit an aged `turn` if room can be made at once; else make it, if that is possible."""
-        rows = plan(self._store, turn.keys, turn.may_load)
+        rows = plan(self._blocks, turn.keys, turn.may_load)
         while self._make_way(turn, self._shortfall(turn, rows, owed)) is Help.NOW:
             if self._try_admit(turn, owed):
                 return True
@@ -397,7 +400,7 @@ class Planner:
         wanted = self._blocks_wanted(turn)
         if wanted - len(turn.keys) > self._room(owed):
             return False  # not even if all of it were in HBM: spares the look-up
-        rows = plan(self._store, turn.keys, turn.may_load)
+        rows = plan(self._blocks, turn.keys, turn.may_load)
         if self._shortfall(turn, rows, owed) > 0:
             return False
         self._queue.remove(turn)
@@ -412,7 +415,7 @@ class Planner:
         )
         turn.wake.begin()
         if turn.wake.tip != NO_ROW:
-            self._store.cleaner.wake(turn.wake.tip)
+            self._blocks.cleaner.wake(turn.wake.tip)
         self._supply(turn, owed)
         self._start_or_grant(turn)
         return True
@@ -475,7 +478,7 @@ class Planner:
         """Take back what a WAKING turn holds: it waits again, as old as it is."""
         assert turn.wake is not None
         if turn.wake.tip != NO_ROW:
-            self._store.cleaner.rest(turn.wake.tip)
+            self._blocks.cleaner.rest(turn.wake.tip)
         turn.tail = turn.wake.release_tail()
         turn.wake.end()
         turn.wake, turn.state = None, TurnState.WAITING
@@ -499,15 +502,16 @@ class Planner:
         while row != tip:
             parent, index = self._rows.parent[row], self._rows.depth[row]
             if index in turn.open:
-                self._store.drop(Tier.HBM, row)
+                self._totals.evicted += 1
+                self._blocks.drop(Tier.HBM, row)
             else:
-                turn.open[index] = self._store.reopen(row)
+                turn.open[index] = self._blocks.reopen(row)
             row = parent
 
     def _cancel_unwanted_loads(self) -> None:
         """Loads that no turn and no hint waits for."""
         wanted = {row for turn in self._waking.values() if turn.wake is not None for row in turn.wake.rows}
-        self._store.cancel_loads_except(wanted | self._hints.rows())
+        self._store.traffic.cancel_loads_except(wanted | self._hints.rows())
 
     # --- pieces -----------------------------------------------------------------------
 
@@ -516,7 +520,7 @@ class Planner:
 
     def _room(self, owed: int) -> int:
         """Slots of HBM that are free or can be had by evicting, beyond those owed."""
-        return self._hbm.num_free + self._hbm.evictable + self._store.coming - owed
+        return self._hbm.num_free + self._hbm.evictable + self._store.traffic.coming - owed
 
     def _shortfall(self, turn: Turn, rows: list[int], owed: int) -> int:
         """Slots that `turn` lacks to be admitted with `rows`; protecting those in HBM makes them unevictable."""
@@ -544,15 +548,15 @@ class Planner:
         tail, turn.tail = turn.tail, None
         if tail is None or (len(rows) == tail.first_index and tail.is_away):
             return tail
-        self._store.forget_tail(tail)
+        self._store.tails.forget(tail)
         return None
 
     def _put_tail_away(self, turn: Turn, computed_tokens: int) -> None:
         first = 0 if turn.tip == NO_ROW else self._rows.depth[turn.tip] + 1
         indices = range(first, self.config.blocks_for(computed_tokens))
-        if indices and len(self._store.pools) > 1:
+        if indices and len(self._blocks.pools) > 1:
             slots = [turn.open.pop(index) for index in indices]
-            turn.tail = self._store.put_away(first, slots, computed_tokens)
+            turn.tail = self._store.tails.put_away(first, slots, computed_tokens)
 
     def _reused_blocks(self, rows: list[int]) -> tuple[int, int, int]:
         """Count `rows` by the tier they came from; from now on they count as never having left."""
@@ -574,7 +578,7 @@ class Planner:
         if row != NO_ROW:
             self._hbm.pin(row)
         if turn.tip != NO_ROW:
-            self._store.unpin(Tier.HBM, turn.tip)
+            self._blocks.unpin(Tier.HBM, turn.tip)
         turn.tip = row
 
     def _release(self, turn: Turn) -> None:
@@ -584,7 +588,7 @@ class Planner:
         turn.num_blocks = 0
         if turn.tip != NO_ROW:
             self._rows.touch(turn.tip)
-            self._store.cleaner.rest(turn.tip)
+            self._blocks.cleaner.rest(turn.tip)
             self._move_tip(turn, NO_ROW)
         del self._granted[turn.id]
 
@@ -603,7 +607,7 @@ class Planner:
 
     def _forget_waiter(self, turn: Turn) -> None:
         if turn.tail is not None:
-            self._store.forget_tail(turn.tail)
+            self._store.tails.forget(turn.tail)
         self._queue.remove(turn)
         del self._turns[turn.id]
 
@@ -628,18 +632,18 @@ class Planner:
         wakes = [turn.wake for turn in self._waking.values() if turn.wake is not None]
         wakes += [hint.wake for hint in self._hints]
         tails = {*store.tails, *(turn.tail for turn in self._queue), *(wake.tail for wake in wakes)} - {None}
-        pins = {pool.tier: Counter[int]() for pool in store.pools}
+        pins = {pool.tier: Counter[int]() for pool in store.blocks.pools}
         for wake in wakes:
             for tier, row in wake.pins():
                 pins[tier][row] += 1
         pins[Tier.HBM].update(turn.tip for turn in self._granted.values() if turn.tip != NO_ROW)
-        for pool in store.pools:
+        for pool in store.blocks.pools:
             owned = [slot for tail in tails if tail is not None for slot in tail.slots_in(pool.tier)]
             if pool.tier is Tier.HBM:
                 owned += [slot for turn in self._granted.values() for slot in turn.open.values()]
                 owned += [slot for wake in wakes for slot in wake.reserve]
             laws.check_owners(store, pool.tier, owned, pins[pool.tier])
-        if not self._turns and not self._hints and not store.transfers:
+        if not self._turns and not self._hints and not store.traffic.transfers:
             laws.check_idle(store)
 
     def _check_turns(self) -> None:

@@ -19,54 +19,54 @@ from kvstore.types import Tier
 
 if TYPE_CHECKING:
     from kvstore.config import PlannerConfig
-    from kvstore.residency import Residency
+    from kvstore.store import Store
 
 
 class Upkeep:
     """Cleaner and watermarks; one copy ahead of need at a time, so that loads find the way free."""
 
-    def __init__(self, store: Residency, config: PlannerConfig) -> None:
+    def __init__(self, store: Store, config: PlannerConfig) -> None:
         self._store = store
         self._config = config
         self._is_hbm_high = False
         self._is_dram_high = False
 
     def run(self) -> None:
-        if len(self._store.pools) > Tier.DRAM and self._store.pools[Tier.DRAM].capacity:
+        if self._store.blocks.has_tier(Tier.DRAM):
             self._keep_hbm_clean()
-        if len(self._store.pools) > Tier.NVME and self._store.takes(Tier.NVME):
+        if self._store.blocks.takes(Tier.NVME):
             self._keep_dram_low()
 
     def _keep_hbm_clean(self) -> None:
         store, config = self._store, self._config
-        hbm = store.hbm
-        at_hand = hbm.num_free + store.coming + store.cleaner.num_clean
+        hbm = store.blocks.hbm
+        at_hand = hbm.num_free + store.traffic.coming + store.blocks.cleaner.num_clean
         self._is_hbm_high = hbm.capacity - at_hand > hbm.capacity * (
             config.hbm_low if self._is_hbm_high else config.hbm_high
         )
         wanted = hbm.capacity * config.clean_share
         while at_hand < wanted or self._is_hbm_high:
-            if store.transfers.with_purpose(Purpose.CLEAN) or not self._can_copy_down():
+            if store.traffic.transfers.with_purpose(Purpose.CLEAN) or not self._can_copy_down():
                 return
-            tip = store.cleaner.coldest()
+            tip = store.blocks.cleaner.coldest()
             if tip == NO_ROW:
                 return
-            if store.rows.kind[tip] <= Kind.FINAL:
-                store.cleaner.wake(tip)  # it goes first, and leaves nothing behind
-            elif not store.lacks_copy(tip):
-                store.cleaner.mark_clean(tip, store.hbm.num_leaving_with(tip))
-            elif not store.clean(tip, may_evict=self._is_hbm_high):
+            if store.blocks.rows.kind[tip] <= Kind.FINAL:
+                store.blocks.cleaner.wake(tip)  # it goes first, and leaves nothing behind
+            elif store.blocks.is_below(tip):
+                store.blocks.cleaner.mark_clean(tip, store.blocks.hbm.num_leaving_with(tip))
+            elif not store.room.clean(tip, may_evict=self._is_hbm_high):
                 return
-            at_hand = hbm.num_free + store.coming + store.cleaner.num_clean
+            at_hand = hbm.num_free + store.traffic.coming + store.blocks.cleaner.num_clean
 
     def _keep_dram_low(self) -> None:
         store, config = self._store, self._config
-        dram = store.pools[Tier.DRAM]
-        moving = sum(len(t.rows) for t in store.transfers.with_purpose(Purpose.DEMOTE) if t.source is Tier.DRAM)
+        dram = store.blocks.pools[Tier.DRAM]
+        moving = sum(len(t.rows) for t in store.traffic.transfers.with_purpose(Purpose.DEMOTE) if t.source is Tier.DRAM)
         used = dram.num_used - moving
         self._is_dram_high = used > dram.capacity * (config.dram_low if self._is_dram_high else config.dram_high)
         if self._is_dram_high:
-            store.relieve(Tier.DRAM, used - int(dram.capacity * config.dram_low))
+            store.room.relieve(Tier.DRAM, used - int(dram.capacity * config.dram_low))
 
     def _can_copy_down(self) -> bool:
-        return self._store.takes(Tier.DRAM) and self._store.has_io_token(Tier.HBM, Tier.DRAM)
+        return self._store.blocks.takes(Tier.DRAM) and self._store.traffic.has_io_token(Tier.HBM, Tier.DRAM)

@@ -95,7 +95,8 @@ class World:
     def arrive(self, tokens: Sequence[int], num_output: int, priority: int, cache: bool, hint: WakeId | None) -> None:
         turn = self._new_id()
         self.clients[turn] = Client(list(tokens), len(tokens), num_output, cache)
-        self._feed(TurnArrived(TurnId(turn), self.keys(tokens) if cache else (), len(tokens), num_output, priority, cache, hint))
+        keys = self.keys(tokens) if cache else ()
+        self._feed(TurnArrived(TurnId(turn), keys, len(tokens), num_output, priority, cache, hint))
 
     def step(self, paces: Sequence[int]) -> None:
         """One engine step: running turn `i` computes up to `paces[i % len]` tokens; then those that want to, grow."""
@@ -111,7 +112,7 @@ class World:
             self._stop(self.clients[stop.turn], stop)
         self._feed(StepEnded(tuple(fills), tuple(stops)))
         for turn, client in list(self.clients.items()):
-            if client.state == "running" and not client.wishes and self._room(client) <= 1 and not self._is_done(client):
+            if client.state == "running" and not client.wishes and self._is_short_of_room(client):
                 client.wishes = True
                 self._feed(GrowWanted(TurnId(turn), 1 + turn % 3))
 
@@ -151,9 +152,7 @@ class World:
         new, old = self.keys(content), self.keys(replaced)
         superseded = tuple(name for name in old if name not in new)
         self._feed(
-            BranchRecorded(
-                new[-1] if new else None, old[-1] if old else None, superseded, keep_seconds, pinned, final
-            )
+            BranchRecorded(new[-1] if new else None, old[-1] if old else None, superseded, keep_seconds, pinned, final)
         )
 
     def close(self, content: Content) -> None:
@@ -209,8 +208,8 @@ class World:
         return len(client.tokens) == client.num_prompt + client.num_output and client.computed >= client.num_prompt
 
     def _stop_reason(self, client: Client) -> StopReason | None:
-        if client.state == "running":
-            return StopReason.LENGTH if self._is_done(client) else None
+        if client.state in ("running", "suspending") and client.has_run and self._is_done(client):
+            return StopReason.LENGTH
         reasons = {
             "suspending": StopReason.SUSPENDED,
             "cancelling": StopReason.CANCELLED,
@@ -226,8 +225,9 @@ class World:
             self.histories.append(tuple(client.tokens))
         del self.clients[stop.turn]
 
-    def _room(self, client: Client) -> int:
-        return len(client.table) * self.config.block_tokens - client.computed
+    def _is_short_of_room(self, client: Client) -> bool:
+        room = len(client.table) * self.config.block_tokens - client.computed
+        return room <= 1 and not self._is_done(client)
 
     # --- the planner's answers --------------------------------------------------------
 
@@ -276,7 +276,7 @@ class World:
         assert client.cache or grant.resumed or not grant.cached_tokens
         assert grant.cached_tokens < len(client.tokens)
         if grant.resumed:
-            self.seen["kept all" if grant.cached_tokens == client.computed else "recomputed"] += 1
+            self.seen["kept all" if grant.cached_tokens >= client.computed else "recomputed"] += 1
         client.state, client.has_run = "running", True
         client.table = list(grant.slots)
         client.computed = grant.cached_tokens
@@ -296,9 +296,7 @@ class World:
                 assert content == tuple(client.tokens[:end]), f"block {index} holds {content}"
             writable.update(client.table[client.computed // width :])
         assert all(count == 1 for count in writable.values()), "two turns write to one slot"
-        readable = {
-            slot for client in self.clients.values() if client.table for slot in client.table[: client.computed // width]
-        }
+        readable = {slot for client in self.clients.values() for slot in client.table[: client.computed // width]}
         assert not readable & writable.keys(), "one turn writes where another reads"
 
     def _new_id(self) -> int:
