@@ -93,10 +93,10 @@ class Traffic:
     def begin_private(
         self,
         tail: Tail,
-        source: Tier,
-        target: Tier,
         indices: list[int],
+        source: Tier,
         sources: list[int],
+        target: Tier,
         slots: list[int],
         deadline: float,
     ) -> None:
