@@ -4,7 +4,7 @@ Transformers' model code does the arithmetic of a layer; this module owns what l
 the projections: new K and V are scattered into the arena's slots (`PagedCache.update`),
 then every sequence attends through its own block table (`paged_attention`).
 
-Exactness (docs/exactness.md): the bits of a token's output must not depend on how its
+Exactness (docs/decisions/001-exact-attention.md): the bits of a token's output must not depend on how its
 sequence was cut into chunks, nor on what else was in the batch. Four rules give that, where
 the machine's matmul is invariant to the number of rows (models/exactness.py checks it):
 
@@ -124,7 +124,16 @@ class PagedCache:
 
     is_compileable = False
 
-    def __init__(self, arena: Arena, sequences: Sequence[SequenceRows], write_slots: Tensor, write_offsets: Tensor):
+    def __init__(
+        self,
+        arena: Arena,
+        sequences: Sequence[SequenceRows],
+        write_slots: Tensor,
+        write_offsets: Tensor,
+        *,
+        exact: bool = True,
+    ) -> None:
+        self._exact = exact
         self._arena = arena
         self._layout = arena.layout
         self._write_slots = write_slots
@@ -221,7 +230,7 @@ class PagedCache:
             keys = min(keys, -(-(group.position + first + count) // TILE_TOKENS) * TILE_TOKENS)
         heads, rows = sequences * kv_heads, group_heads * count
         folded = queries.permute(0, 2, 3, 1, 4).reshape(heads, rows, head_dim)
-        if rows == 1:
+        if rows == 1 and self._exact:
             folded = folded.expand(-1, 2, -1)
         k, v = kv.view(2, heads, group.keys, head_dim)[:, :, :keys]
         scores = self._arena.workspace("scores", heads, folded.shape[1], keys)
@@ -234,8 +243,13 @@ class PagedCache:
         scores.view(sequences, kv_heads, -1, count, keys)[..., column:].add_(mask)
         probabilities = self._arena.workspace("probabilities", *scores.shape)
         _softmax(scores, options.sinks, probabilities)
-        context = _times_values(probabilities, v)[:, :rows].to(queries.dtype)
+        context = self._times_values(probabilities, v)[:, :rows]
         return context.view(sequences, kv_heads, group_heads, count, head_dim).permute(0, 3, 1, 2, 4)
+
+    def _times_values(self, probabilities: Tensor, values: Tensor) -> Tensor:
+        if self._exact:
+            return _tiles_times_values(probabilities, values).to(values.dtype)
+        return torch.bmm(probabilities, values)
 
     def _mask(
         self, number: int, group: _Group, first: int, count: int, keys: int, window: int | None, dtype: torch.dtype
@@ -301,7 +315,7 @@ def _softmax(scores: Tensor, sinks: Tensor | None, out: Tensor) -> None:
     out.copy_(torch.softmax(torch.cat((column, scores), -1), -1)[..., TILE_TOKENS:])
 
 
-def _times_values(probabilities: Tensor, values: Tensor) -> Tensor:
+def _tiles_times_values(probabilities: Tensor, values: Tensor) -> Tensor:
     """P @ V in fp32, tile by tile in order: [heads, rows, keys] x [heads, keys, head_dim]."""
     heads, rows, keys = probabilities.shape
     tiles = keys // TILE_TOKENS

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -65,3 +66,10 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def cache_dir() -> Path:
+    """Where `dormouse serve` keeps the model by default, so that one download serves both."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("DORMOUSE_CACHE_DIR") or base / "dormouse")
