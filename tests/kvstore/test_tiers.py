@@ -285,9 +285,8 @@ class TestCudaArena(Contract):
         _keep_busy()
         arena.data.fill_(1.0)
         store.copy_out(run((3,), host, (0,)))
-        assert (
-            bytes(host.view(0)) == torch.ones(SLOT_BYTES // 2, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
-        )
+        ones = torch.ones(SLOT_BYTES // 2, dtype=torch.bfloat16)
+        assert bytes(host.view(0)) == ones.view(torch.uint8).numpy().tobytes()
 
     def test_a_copy_in_waits_for_the_kernel_that_reads_the_former_block(
         self, store: SlotStore, arena: TorchArena, host: DramSlab
