@@ -1,4 +1,4 @@
-"""The command line: serve, chat, config, model.
+"""The command line: serve, chat, config, doctor, model.
 
 torch and transformers take seconds to import; no command does so before its flags have been checked, and `--help`
 never does.
@@ -15,6 +15,7 @@ import typer
 
 from app.configuration import Configuration, SettingsRefused, load
 from app.flags import with_settings
+from app.units import parse_tokens
 from dormouse_gateway import __version__
 from kvstore.errors import SettingInvalid
 from models.errors import ModelError
@@ -87,8 +88,38 @@ def config(
         config_view.show(configuration)
 
 
+def doctor(
+    configuration: Configuration,
+    sessions: Annotated[
+        int | None, typer.Option("--sessions", min=1, metavar="N", help="Which flags would hold this many sessions?")
+    ] = None,
+    tokens: Annotated[str, typer.Option("--tokens", metavar="TOKENS", help="Tokens in each of them: 8192, 8k.")] = "4k",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show what this machine makes of the settings: device, exactness, copy rates, what the budgets hold."""
+    from app import log
+
+    try:
+        num_tokens = parse_tokens(tokens)
+    except ValueError as exc:
+        raise SettingInvalid("--tokens", str(exc)) from None
+    log.set_up("warning", configuration.settings.log_format)
+    print("loading the model and measuring; the first time on a machine takes longer", file=sys.stderr)
+
+    from app import doctor
+
+    findings = doctor.examine(configuration.settings, sessions, num_tokens)
+    if as_json:
+        print(json.dumps(doctor.as_json(findings), indent=2))
+    else:
+        doctor.show(findings)
+    if findings.wanted is not None and findings.wanted.problem:
+        raise typer.Exit(1)
+
+
 cli.command("serve")(with_settings(serve))
 cli.command("config")(with_settings(config))
+cli.command("doctor")(with_settings(doctor))
 
 
 CacheDir = Annotated[

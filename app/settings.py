@@ -46,6 +46,8 @@ Bytes = Annotated[Literal["auto"] | Annotated[int, Field(ge=0)], BeforeValidator
 Count = Annotated[int, Field(ge=1)]
 AutoCount = Literal["auto"] | Count
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Deadline = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 
 
@@ -57,6 +59,7 @@ class Panel(StrEnum):
     MEMORY = "Memory"
     ENGINE = "Engine"
     SESSIONS = "Sessions"
+    LIMITS = "Watermarks and limits"
 
 
 def _field(default: object, panel: Panel, text: str, metavar: str) -> Any:
@@ -109,7 +112,7 @@ class Settings(BaseSettings):
     drain_seconds: Seconds = _field(
         20.0, Panel.SERVER, "How long running turns may finish after SIGTERM or Ctrl-C.", "SECONDS"
     )
-    sse_keepalive_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = _field(
+    sse_keepalive_seconds: Deadline = _field(
         15.0, Panel.SERVER, "A silent stream gets a comment line this often.", "SECONDS"
     )
     log_level: Literal["debug", "info", "warning", "error"] = _field(
@@ -144,6 +147,12 @@ class Settings(BaseSettings):
         "K/V cache on the device. auto: 90% of the memory free after weights; on a CPU 5% of RAM.",
         "auto|SIZE",
     )
+    dram_bytes: Bytes = _field(
+        "auto",
+        Panel.MEMORY,
+        "K/V cache of sleeping sessions in host memory; 0 is none. auto: 25% of the memory limit, on a CPU 10%.",
+        "auto|SIZE",
+    )
     block_tokens: int = _field(32, Panel.MEMORY, "Tokens in one block of K/V: a power of two, 8 to 256.", "TOKENS")
     max_context: AutoCount = _field(
         "auto", Panel.MEMORY, "Longest prompt and answer together; auto is what model and memory allow.", "auto|TOKENS"
@@ -152,11 +161,32 @@ class Settings(BaseSettings):
     session_header: Names = _field(
         (), Panel.SESSIONS, "One more request header that may carry a session id; repeatable.", "NAME"
     )
-    wake_deadline_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = _field(
+    wake_deadline_seconds: Deadline = _field(
         10.0, Panel.SESSIONS, "A sleeping cache that is not back by then is computed again.", "SECONDS"
     )
     session_branches: Count = _field(16, Panel.SESSIONS, "Conversations kept under one session id.", "N")
     max_sessions: Count = _field(100_000, Panel.SESSIONS, "Session ids kept; the least recent goes first.", "N")
+
+    hbm_high: Share = _field(
+        0.90, Panel.LIMITS, "Share of HBM without a copy below at which the coldest fall asleep.", "SHARE"
+    )
+    hbm_low: Share = _field(0.80, Panel.LIMITS, "They do until that share is this small.", "SHARE")
+    dram_high: Share = _field(0.85, Panel.LIMITS, "The same for DRAM, with a tier below it.", "SHARE")
+    dram_low: Share = _field(0.75, Panel.LIMITS, "They do until that share is this small.", "SHARE")
+    clean_share: Annotated[float, Field(ge=0, le=1)] = _field(
+        0.25, Panel.LIMITS, "Share of HBM that is free or copied below ahead of need, as far as DRAM has room.", "SHARE"
+    )
+    demote_deadline_seconds: Deadline = _field(
+        2.0, Panel.LIMITS, "A block that is not asleep by then is dropped and computed again.", "SECONDS"
+    )
+    tier_backoff_seconds: Seconds = _field(
+        5.0, Panel.LIMITS, "A tier that failed to take a block gets no other for this long.", "SECONDS"
+    )
+    max_transfers: Count = _field(8, Panel.LIMITS, "Copies under way in each direction between two tiers.", "N")
+    max_hints: Count = _field(16, Panel.LIMITS, "Wakes asked for by hints that are under way together.", "N")
+    copy_threads: AutoCount = _field(
+        "auto", Panel.LIMITS, "Threads that copy between HBM and DRAM; auto is 1, or 2 from 8 cores on.", "auto|N"
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -190,6 +220,15 @@ class Settings(BaseSettings):
     def _power_of_two(cls, value: int) -> int:
         if not 8 <= value <= 256 or value & (value - 1):
             raise ValueError(f"{value} is not a power of two from 8 to 256")
+        return value
+
+    @field_validator("hbm_low", "dram_low")
+    @classmethod
+    def _below_high(cls, value: float, info: ValidationInfo) -> float:
+        name = (info.field_name or "").replace("low", "high")
+        high = info.data.get(name, 1.0)  # missing where it was refused itself
+        if value >= high:
+            raise ValueError(f"{value} is not below {flag(name)}, which is {high}")
         return value
 
     @field_validator("session_header")

@@ -3,8 +3,9 @@
     memory limit     what this process may use: the tightest cgroup limit above it, or RAM
     available        what of it is free now
 
-CUDA: HBM takes 90% of the device memory that is free after weights and a probe step. CPU: 5% of the limit. The rest of
-this module is arithmetic on those numbers, so that every refusal can be tested without a machine that small.
+CUDA: HBM takes 90% of the device memory that is free after weights and a probe step, DRAM 25% of the limit. CPU: 5% and
+10%, so that a default shows every tier, though both are RAM there. The rest of this module is arithmetic on those
+numbers, so that every refusal can be tested without a machine that small.
 """
 
 from __future__ import annotations
@@ -24,12 +25,17 @@ if TYPE_CHECKING:
 
 CPU_HBM_SHARE = 0.05
 CUDA_HBM_SHARE = 0.90
+CPU_DRAM_SHARE = 0.10
+CUDA_DRAM_SHARE = 0.25
 MIB = 1024**2
 MIN_SLOTS = 2
 """One block to read from and one to write to."""
 
 SHOWN_SESSION_TOKENS = 4096
 """Budgets are printed in sessions of this many tokens."""
+
+RING_SLOTS = 8
+"""Staging slots each way between HBM and a tier below DRAM: one run of blocks. They are no part of DRAM's budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +48,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The budgets in force; `hbm_bytes` is a whole number of slots."""
+    """The budgets in force; each is a whole number of slots."""
 
     hbm_slots: int
+    dram_slots: int
     slot_bytes: int
     block_tokens: int
     max_context: int
@@ -55,18 +62,38 @@ class Sizes:
         return self.hbm_slots * self.slot_bytes
 
     @property
+    def dram_bytes(self) -> int:
+        return self.dram_slots * self.slot_bytes
+
+    @property
+    def ring_bytes(self) -> int:
+        """Of the staging slots, both ways."""
+        return 2 * RING_SLOTS * self.slot_bytes
+
+    @property
     def hbm_tokens(self) -> int:
         return self.hbm_slots * self.block_tokens
 
+    @property
+    def dram_tokens(self) -> int:
+        return self.dram_slots * self.block_tokens
+
     def lines(self) -> list[str]:
         """For people, at start: the number each budget became, and what it holds."""
-        sessions = self.hbm_tokens / SHOWN_SESSION_TOKENS
+        dram = self._line("DRAM", self.dram_slots) + f", and {format_bytes(self.ring_bytes)} for staging"
         return [
-            f"HBM {format_bytes(self.hbm_bytes)}: {self.hbm_slots:,} blocks of {self.block_tokens} tokens, "
-            f"{sessions:.1f} sessions of 4K tokens",
+            self._line("HBM", self.hbm_slots),
+            dram if self.dram_slots else "DRAM 0 B: nothing sleeps there (--dram-bytes)",
             f"context {self.max_context:,} tokens",
             *self.notes,
         ]
+
+    def _line(self, name: str, slots: int) -> str:
+        sessions = slots * self.block_tokens / SHOWN_SESSION_TOKENS
+        return (
+            f"{name} {format_bytes(slots * self.slot_bytes)}: {slots:,} blocks of {self.block_tokens} tokens, "
+            f"{sessions:.1f} sessions of 4K tokens"
+        )
 
 
 def host_memory() -> Memory:
@@ -79,15 +106,22 @@ def host_memory() -> Memory:
 
 
 def plan(
-    settings: Settings, layout: KVLayout, memory: Memory, *, on_cpu: bool, weights_bytes: int, model_context: int
+    settings: Settings,
+    layout: KVLayout,
+    memory: Memory,
+    *,
+    host: Memory,
+    on_cpu: bool,
+    weights_bytes: int,
+    model_context: int,
 ) -> Sizes:
-    """Budgets for one device, held against what is free on it.
+    """Budgets for one device and its host, held against what is free on them.
 
     `weights_bytes` are those still to be loaded: all of them in a call before loading, so that a misfit is refused in
-    the first second, and 0 in a call after it. `memory` is the device's own, which for a CPU is the host's.
+    the first second, and 0 in a call after it. `memory` is the device's own, which for a CPU is `host`.
 
     Raises:
-        SettingInvalid: model and cache do not fit, or the cache would hold too little; names the flag to change.
+        SettingInvalid: model and caches do not fit, or HBM would hold too little; names the flags to change.
     """
     room = memory.available_bytes - weights_bytes
     if room <= 0:
@@ -96,24 +130,47 @@ def plan(
     if budget > room:
         raise SettingInvalid(
             "--hbm-bytes",
-            f"{_said(settings, budget)} and the weights' {format_bytes(weights_bytes)} do not fit into the "
+            f"{_said(settings.hbm_bytes, budget)} and the weights' {format_bytes(weights_bytes)} do not fit into the "
             f"{format_bytes(memory.available_bytes)} that are free; give at most {room // MIB}MiB",
         )
     slots = budget // layout.slot_bytes
     if slots < MIN_SLOTS:
         raise SettingInvalid(
             "--hbm-bytes",
-            f"{_said(settings, budget)} holds {slots} blocks of {layout.block_tokens} tokens of this model and "
-            f"{MIN_SLOTS} are the least; give {-(-MIN_SLOTS * layout.slot_bytes // MIB)}MiB or more",
+            f"{_said(settings.hbm_bytes, budget)} holds {slots} blocks of {layout.block_tokens} tokens of this model "
+            f"and {MIN_SLOTS} are the least; give {-(-MIN_SLOTS * layout.slot_bytes // MIB)}MiB or more",
         )
+    dram_slots = _dram_slots(settings, layout, host, taken=weights_bytes + budget if on_cpu else 0, on_cpu=on_cpu)
     context, notes = _context(settings, slots * layout.block_tokens, model_context)
-    return Sizes(slots, layout.slot_bytes, layout.block_tokens, context, notes)
+    return Sizes(slots, dram_slots, layout.slot_bytes, layout.block_tokens, context, notes)
 
 
 def _hbm_budget(settings: Settings, memory: Memory, room: int, *, on_cpu: bool) -> int:
     if isinstance(settings.hbm_bytes, int):
         return settings.hbm_bytes
     return int(memory.limit_bytes * CPU_HBM_SHARE) if on_cpu else int(room * CUDA_HBM_SHARE)
+
+
+def _dram_slots(settings: Settings, layout: KVLayout, host: Memory, *, taken: int, on_cpu: bool) -> int:
+    """Slots of DRAM in what `host` has free besides `taken`, the weights and HBM of a CPU."""
+    asked = settings.dram_bytes
+    share = CPU_DRAM_SHARE if on_cpu else CUDA_DRAM_SHARE
+    budget = asked if isinstance(asked, int) else int(host.limit_bytes * share)
+    ring = 2 * RING_SLOTS * layout.slot_bytes
+    room = host.available_bytes - taken - ring
+    if budget and budget > room:
+        besides = f", --hbm-bytes and the weights ({format_bytes(taken)})" if on_cpu else ""
+        advice = f"give at most {room // MIB}MiB" if room >= MIB else "give 0"
+        raise SettingInvalid(
+            "--dram-bytes",
+            f"{_said(asked, budget)}{besides} and {format_bytes(ring)} for staging do not fit into the "
+            f"{format_bytes(host.available_bytes)} that are free; {advice}{', or lower --hbm-bytes' if on_cpu else ''}",
+        )
+    slots = budget // layout.slot_bytes
+    if slots == 0 and isinstance(asked, int) and asked:
+        least = -(-layout.slot_bytes // MIB)
+        raise SettingInvalid("--dram-bytes", f"{format_bytes(asked)} holds no block; give {least}MiB or more, or 0")
+    return slots
 
 
 def _context(settings: Settings, hbm_tokens: int, model_context: int) -> tuple[int, tuple[str, ...]]:
@@ -136,5 +193,5 @@ def _too_heavy(settings: Settings, weights_bytes: int, memory: Memory) -> Settin
     )
 
 
-def _said(settings: Settings, budget: int) -> str:
-    return f"{'auto, ' if settings.hbm_bytes == 'auto' else ''}{format_bytes(budget)}"
+def _said(asked: int | str, budget: int) -> str:
+    return f"{'auto, ' if asked == 'auto' else ''}{format_bytes(budget)}"

@@ -14,6 +14,7 @@ UNITS = {
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", start=1)},
     **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtp", start=1)},
 }
+_TOKENS = re.compile(r"(?P<number>\d+)(?P<kilo>[kK]?)")
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-zA-Z]*)")
 
 
@@ -33,6 +34,18 @@ def parse_bytes(text: str) -> int:
         hint = f"; write {number}{unit.upper()}B or {number}{unit.upper()}iB" if f"{unit}b" in UNITS else ""
         raise ValueError(f"{text!r} has the unknown unit {match['unit']!r}{hint}")
     return int(Fraction(number) * UNITS[unit or "b"])
+
+
+def parse_tokens(text: str) -> int:
+    """Tokens that `text` names: `8k` and `8K` are 8,192, as context lengths are told.
+
+    Raises:
+        ValueError: not a number of tokens.
+    """
+    match = _TOKENS.fullmatch(text.strip())
+    if match is None or int(match["number"]) == 0:
+        raise ValueError(f"{text!r} is not a number of tokens; write 8192 or 8k")
+    return int(match["number"]) * (1024 if match["kilo"] else 1)
 
 
 def format_bytes(size: int) -> str:

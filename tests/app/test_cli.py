@@ -40,7 +40,7 @@ def dormouse(tmp_path: Path) -> Command:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["config"], ["chat"], ["model"], ["model", "fetch"], ["model", "path"]]
+    "command", [[], ["serve"], ["config"], ["doctor"], ["chat"], ["model"], ["model", "fetch"], ["model", "path"]]
 )
 def test_every_command_has_help(dormouse: Command, command: list[str]) -> None:
     got = dormouse(*command, "--help")
@@ -81,7 +81,7 @@ def test_config_shows_each_value_and_where_it_came_from(dormouse: Command, tmp_p
     assert "hf_secret" not in table + got.stdout
 
 
-@pytest.mark.parametrize("command", ["serve", "config"])
+@pytest.mark.parametrize("command", ["serve", "config", "doctor"])
 def test_a_bad_setting_stops_with_status_two_and_names_itself(dormouse: Command, command: str) -> None:
     got = dormouse(command, "--hbm-bytes", "20G", DORMOUSE_PORT="x")
     assert got.returncode == 2
@@ -113,3 +113,10 @@ def test_chat_without_a_server_says_how_to_start_one(
         got = dormouse("chat", "--url", f"http://127.0.0.1:{unused.getsockname()[1]}", stdin="hello\n")
     assert got.returncode == 1
     assert "start one with `dormouse serve`" in got.stderr
+
+
+@pytest.mark.parametrize("tokens", ["8q", "0", "-4", "1.5k"])
+def test_doctor_names_what_is_no_number_of_tokens_before_it_loads_anything(dormouse: Command, tokens: str) -> None:
+    got = dormouse("doctor", "--sessions", "3", "--tokens", tokens, "--model", "no/such-model")
+    assert got.returncode == 2
+    assert got.stderr == f"dormouse: --tokens: '{tokens}' is not a number of tokens; write 8192 or 8k\n"

@@ -17,8 +17,18 @@ WEIGHTS = 270_000_000
 LARGE = Memory(24 * GIB, 20 * GIB)
 
 
-def sizes(memory: Memory = LARGE, on_cpu: bool = True, weights: int = WEIGHTS, **settings: Any) -> Sizes:
-    return plan(Settings(**settings), LAYOUT, memory, on_cpu=on_cpu, weights_bytes=weights, model_context=8192)
+def sizes(
+    memory: Memory = LARGE, on_cpu: bool = True, weights: int = WEIGHTS, host: Memory | None = None, **settings: Any
+) -> Sizes:
+    return plan(
+        Settings(**settings),
+        LAYOUT,
+        memory,
+        host=host or memory,
+        on_cpu=on_cpu,
+        weights_bytes=weights,
+        model_context=8192,
+    )
 
 
 def test_on_a_cpu_auto_takes_a_twentieth_of_the_limit_in_whole_slots() -> None:
@@ -47,10 +57,39 @@ def test_the_context_is_capped_by_hbm_and_says_so() -> None:
 
 
 def test_the_lines_tell_what_a_budget_holds() -> None:
-    assert sizes(hbm_bytes=256 * LAYOUT.slot_bytes).lines() == [
+    assert sizes(hbm_bytes=256 * LAYOUT.slot_bytes, dram_bytes=1024 * LAYOUT.slot_bytes).lines() == [
         "HBM 180 MiB: 256 blocks of 32 tokens, 2.0 sessions of 4K tokens",
+        "DRAM 720 MiB: 1,024 blocks of 32 tokens, 8.0 sessions of 4K tokens, and 11.25 MiB for staging",
         "context 8,192 tokens",
     ]
+
+
+def test_dram_takes_a_tenth_on_a_cpu_and_a_quarter_of_the_host_beside_a_gpu() -> None:
+    assert sizes().dram_slots == int(24 * GIB * 0.10) // LAYOUT.slot_bytes
+    beside = sizes(on_cpu=False, host=Memory(64 * GIB, 60 * GIB))
+    assert beside.dram_slots == int(64 * GIB * 0.25) // LAYOUT.slot_bytes
+
+
+def test_dram_is_never_exceeded_by_even_one_slot_and_staging_is_told_apart() -> None:
+    got = sizes(dram_bytes=10 * LAYOUT.slot_bytes - 1)
+    assert (got.dram_slots, got.dram_bytes) == (9, 9 * LAYOUT.slot_bytes)
+    assert got.ring_bytes == 16 * LAYOUT.slot_bytes
+
+
+def test_no_dram_is_legal_and_said() -> None:
+    got = sizes(dram_bytes=0)
+    assert got.dram_slots == 0
+    assert got.lines()[1] == "DRAM 0 B: nothing sleeps there (--dram-bytes)"
+
+
+def test_a_gpus_caches_are_held_against_their_own_memories() -> None:
+    """What fills the device leaves the host alone, and the other way round."""
+    got = sizes(Memory(80 * GIB, 70 * GIB), on_cpu=False, host=Memory(8 * GIB, 7 * GIB), hbm_bytes=60 * GIB)
+    assert got.dram_slots == 2 * GIB // LAYOUT.slot_bytes
+    with pytest.raises(SettingInvalid, match="for staging do not fit into the 7 GiB that") as caught:
+        sizes(Memory(80 * GIB, 70 * GIB), on_cpu=False, host=Memory(8 * GIB, 7 * GIB), dram_bytes=15 * GIB // 2)
+    assert caught.value.name == "--dram-bytes"
+    assert "--hbm-bytes" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +99,20 @@ def test_the_lines_tell_what_a_budget_holds() -> None:
         ({"dtype": "fp32"}, Memory(GIB, 200_000_000), "--dtype", "take bf16"),
         ({"hbm_bytes": 3 * GIB}, Memory(4 * GIB, 3 * GIB), "--hbm-bytes", "give at most 2814MiB"),
         ({}, Memory(24 * GIB, GIB), "--hbm-bytes", "auto, 1.2 GiB"),
+        (
+            {"hbm_bytes": GIB, "dram_bytes": 2 * GIB},
+            Memory(4 * GIB, 3 * GIB),
+            "--dram-bytes",
+            "at most 1779MiB, or lower",
+        ),
+        ({"hbm_bytes": 2700 * 2**20}, Memory(4 * GIB, 3 * GIB), "--dram-bytes", "auto, 409.6 MiB, --hbm-bytes and the"),
+        ({"hbm_bytes": 2810 * 2**20}, Memory(4 * GIB, 3 * GIB), "--dram-bytes", "give 0, or lower --hbm-bytes"),
+        (
+            {"dram_bytes": 700_000},
+            Memory(24 * GIB, 20 * GIB),
+            "--dram-bytes",
+            "holds no block; give 1MiB or more, or 0",
+        ),
         ({"hbm_bytes": 800_000}, Memory(4 * GIB, 3 * GIB), "--hbm-bytes", "give 2MiB or more"),
         ({"max_context": 9000}, Memory(24 * GIB, 20 * GIB), "--max-context", "more than the 8,192 tokens"),
     ],
@@ -72,7 +125,9 @@ def test_a_misfit_names_the_flag_to_change(settings: dict[str, Any], memory: Mem
 
 def test_what_a_refusal_advises_is_accepted() -> None:
     memory = Memory(4 * GIB, 3 * GIB)
-    assert sizes(memory, hbm_bytes=2814 * 2**20).hbm_slots > 0
+    assert sizes(memory, hbm_bytes=2814 * 2**20, dram_bytes=0).hbm_slots > 0
+    assert sizes(memory, hbm_bytes=GIB, dram_bytes=1779 * 2**20).dram_slots > 0
+    assert sizes(memory, dram_bytes=2**20).dram_slots == 1
     assert sizes(memory, hbm_bytes=2 * 2**20).hbm_slots == 2
 
 

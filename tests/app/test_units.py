@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.units import UNITS, format_bytes, parse_bytes
+from app.units import UNITS, format_bytes, parse_bytes, parse_tokens
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,14 @@ def test_whole_numbers_lose_nothing_in_any_unit(number: int, unit: str) -> None:
 )
 def test_a_size_is_shown_in_the_largest_unit_below_it(size: int, text: str) -> None:
     assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("8192", 8192), ("8k", 8192), (" 32K ", 32768), ("1", 1)])
+def test_tokens_are_told_as_context_lengths_are(text: str, tokens: int) -> None:
+    assert parse_tokens(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "0", "0k", "8q", "-1", "1.5k", "8kk"])
+def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a number of tokens; write 8192 or 8k"):
+        parse_tokens(text)

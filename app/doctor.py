@@ -1,0 +1,260 @@
+"""`dormouse doctor`: what this machine makes of the settings, and which settings would hold what is wanted."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from app import startup
+from app.capacity import Room, Wanted, wanted
+from app.sizes import MIB, SHOWN_SESSION_TOKENS, Memory, host_memory
+from app.units import format_bytes
+from kvstore.tiers.base import Run
+from kvstore.tiers.hbm import hbm_store
+from kvstore.transfers import RUN_BLOCKS
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+    from app.startup import Machinery
+    from kvstore.tiers.base import Landed, SlotStore
+    from kvstore.tiers.dram import DramSlab
+
+ROUNDS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    name: str
+    kind: str
+    memory: Memory
+    host: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """`weights_bytes` as they lie on the device."""
+
+    name: str
+    dtype: str
+    weights_bytes: int
+    token_bytes: int
+    block_tokens: int
+    slot_bytes: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """`path` is the one that would serve: exact or fast."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """One direction, measured by one thread in runs as they are when serving."""
+
+    source: str
+    target: str
+    bytes_per_second: float
+    session_seconds: float  # of 4K tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    tier: str
+    bytes: int
+    blocks: int
+    tokens: int
+    sessions_4k: float
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """All that `doctor` knows. `advice` is for people; every figure in it stands elsewhere, too."""
+
+    device: Device
+    model: Model
+    exactness: Exactness
+    copies: tuple[Copying, ...]
+    budgets: tuple[Budget, ...]
+    ring_bytes: int
+    advice: tuple[str, ...]
+    wanted: Wanted | None
+
+
+def examine(settings: Settings, sessions: int | None, tokens: int) -> Findings:
+    """Load the model as `serve` would and measure; blocking.
+
+    Raises:
+        SettingInvalid, ModelError: `serve` would not start, either.
+    """
+    machinery = startup.load(settings)
+    sizes, model = machinery.sizes, machinery.model
+    on_cpu = model.device.type == "cpu"
+    device = Device(_device_name(model.device), str(model.device), startup.memory_of(model.device), host_memory())
+    copies = measure_copies(machinery)
+    asked = None
+    if sessions is not None:
+        asked = wanted(sessions, tokens, sizes, _room(machinery, device, on_cpu=on_cpu))
+    return Findings(
+        device=device,
+        model=Model(
+            name=model.name,
+            dtype=model.layout.dtype,
+            weights_bytes=sum(tensor.nbytes for tensor in model.model.parameters()),
+            token_bytes=model.layout.token_bytes,
+            block_tokens=model.layout.block_tokens,
+            slot_bytes=model.layout.slot_bytes,
+            max_context=sizes.max_context,
+        ),
+        exactness=Exactness("exact" if machinery.runner.exact else "fast", machinery.attention),
+        copies=copies,
+        budgets=tuple(
+            Budget(tier, slots * sizes.slot_bytes, slots, held, held / SHOWN_SESSION_TOKENS)
+            for tier, slots, held in (
+                ("hbm", sizes.hbm_slots, sizes.hbm_tokens),
+                ("dram", sizes.dram_slots, sizes.dram_tokens),
+            )
+        ),
+        ring_bytes=sizes.ring_bytes,
+        advice=_advice(machinery, copies, on_cpu=on_cpu),
+        wanted=asked,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU with {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+
+
+def _room(machinery: Machinery, device: Device, *, on_cpu: bool) -> Room:
+    """What budgets could take once the caches that were just made for the examination are gone."""
+    # A fresh arena on a CPU is zero pages that nothing has touched: it takes nothing yet.
+    made = 0 if on_cpu else machinery.sizes.hbm_bytes
+    memory = Memory(device.memory.limit_bytes, device.memory.available_bytes + made)
+    return Room(memory, device.host, on_cpu, machinery.model.max_positions)
+
+
+def _advice(machinery: Machinery, copies: tuple[Copying, ...], *, on_cpu: bool) -> tuple[str, ...]:
+    sizes = machinery.sizes
+    if not (on_cpu and sizes.dram_slots):
+        return ()
+    together = sizes.hbm_bytes + sizes.dram_bytes
+    waking = max(copying.session_seconds for copying in copies) * 1000
+    return (
+        f"On a CPU, HBM and DRAM are the same memory: `--hbm-bytes {together // MIB}MiB --dram-bytes 0` makes one "
+        f"arena of the same {format_bytes(together)}, in which no block is twice and no 4K tokens wait {waking:.0f} ms "
+        "for a copy.",
+    )
+
+
+# --- copies ---------------------------------------------------------------------------------
+
+
+def measure_copies(machinery: Machinery) -> tuple[Copying, ...]:
+    """DRAM <-> HBM over a 4K session's blocks, or as many as HBM holds."""
+    layout = machinery.model.layout
+    blocks = min(layout.blocks_for(SHOWN_SESSION_TOKENS), machinery.sizes.hbm_slots)
+    hbm = hbm_store(machinery.runner.arena, layout.slot_bytes)
+    session_bytes = layout.blocks_for(SHOWN_SESSION_TOKENS) * layout.slot_bytes
+    with _slab(blocks, layout.slot_bytes, machinery) as slab:
+        down = _bytes_per_second(hbm.copy_out, hbm, slab, blocks)
+        up = _bytes_per_second(hbm.copy_in, hbm, slab, blocks)
+    return (
+        Copying("hbm", "dram", down, session_bytes / down),
+        Copying("dram", "hbm", up, session_bytes / up),
+    )
+
+
+@contextmanager
+def _slab(blocks: int, slot_bytes: int, machinery: Machinery) -> Iterator[DramSlab]:
+    slab = startup.make_slab(blocks, slot_bytes, machinery.model.device)
+    slab.open()
+    try:
+        yield slab
+    finally:
+        slab.close()
+
+
+def _bytes_per_second(copy: Callable[[Run], Landed], store: SlotStore, slab: DramSlab, blocks: int) -> float:
+    """Median of several rounds; the first, in which fresh memory is touched, does not count."""
+    runs = [_run(slab, first, min(first + RUN_BLOCKS, blocks)) for first in range(0, blocks, RUN_BLOCKS)]
+    seconds = []
+    for _ in range(1 + ROUNDS):
+        started = time.perf_counter()
+        for run in runs:
+            landed = copy(run)
+            assert landed.good == len(run.slots)
+        seconds.append(time.perf_counter() - started)
+    return blocks * store.slot_bytes / statistics.median(seconds[1:])
+
+
+def _run(slab: DramSlab, first: int, end: int) -> Run:
+    slots = tuple(range(first, end))
+    return Run(slots, slab, slots, (None,) * len(slots))
+
+
+# --- shown ----------------------------------------------------------------------------------
+
+
+def as_json(findings: Findings) -> dict[str, object]:
+    """The fields as they are; `wanted` has its `flags` beside them, or is null."""
+    told: dict[str, object] = asdict(findings)
+    if findings.wanted is not None:
+        told["wanted"] = asdict(findings.wanted) | {"flags": findings.wanted.flags}
+    return told
+
+
+def show(findings: Findings, console: Console | None = None) -> None:
+    console = console or Console()
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, text in _rows(findings):
+        table.add_row(f"[bold]{name}[/bold]", text)
+    console.print(table, highlight=False)
+    for line in findings.advice:
+        console.print(f"\n{line}", highlight=False)
+    if findings.wanted is not None:
+        console.print(f"\n{_answer(findings.wanted)}", highlight=False, soft_wrap=True)
+
+
+def _rows(findings: Findings) -> Iterator[tuple[str, str]]:
+    device, model = findings.device, findings.model
+    yield "device", f"{device.kind}: {device.name}"
+    yield "memory", f"{_told(device.memory)}" + ("" if device.kind == "cpu" else f"; host {_told(device.host)}")
+    yield "model", f"{model.name}, {model.dtype}, weights {format_bytes(model.weights_bytes)}"
+    yield "K/V", f"{model.token_bytes:,} bytes a token, blocks of {model.block_tokens} tokens"
+    yield "attention", findings.exactness.reason.removeprefix("attention ")
+    for copying in findings.copies:
+        yield (
+            f"{copying.source.upper()} to {copying.target.upper()}",
+            f"{copying.bytes_per_second / 1e9:.1f} GB/s, {copying.session_seconds * 1000:.0f} ms for 4K tokens",
+        )
+    for budget in findings.budgets:
+        yield (
+            budget.tier.upper(),
+            f"{format_bytes(budget.bytes)}: {budget.tokens:,} tokens, {budget.sessions_4k:.1f} sessions of 4K tokens",
+        )
+    yield "staging", f"{format_bytes(findings.ring_bytes)}, outside DRAM's budget"
+    yield "context", f"{model.max_context:,} tokens"
+
+
+def _told(memory: Memory) -> str:
+    return f"{format_bytes(memory.available_bytes)} free of {format_bytes(memory.limit_bytes)}"
+
+
+def _answer(wanted: Wanted) -> str:
+    asked = f"{wanted.sessions:,} sessions of {wanted.tokens:,} tokens"
+    if wanted.problem:
+        return f"{asked} would need {wanted.flags}, which this machine does not have: {wanted.problem}"
+    return f"{asked}: dormouse serve {wanted.flags}"

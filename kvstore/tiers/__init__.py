@@ -1,0 +1,1 @@
+"""Where blocks lie: one store of equal slots per tier."""
