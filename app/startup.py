@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dormouse.startup")
 
+COPIES_END_SECONDS = 2.0
+"""A copy of one run takes milliseconds; more means that it hangs, and its memory must stay mapped."""
+
 TEXT_THREADS = 2
 """Templates hold the GIL and tokenizers do not: more threads would only wait for each other."""
 
@@ -58,6 +61,7 @@ class Machinery:
 
     model: LoadedModel
     runner: Runner
+    slab: DramSlab
     sizes: Sizes
     attention: str  # which path was chosen, and why
 
@@ -77,7 +81,8 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
         loop.call_soon_threadsafe(manager.step_ended, report)
 
     engine = make_engine(settings, machinery, on_step)
-    manager = make_manager(settings, machinery, engine)
+    transfers = make_transfers(settings, machinery, machinery.slab)
+    manager = make_manager(settings, machinery, engine, transfers)
     with ThreadPoolExecutor(TEXT_THREADS, "text") as text_threads:
         gateway = make_gateway(settings, machinery, manager, text_threads)
         engine.open()
@@ -86,7 +91,10 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
         finally:
             gateway.is_draining = True
             await manager.drain(settings.drain_seconds)
+            copies_ended = await transfers.close(COPIES_END_SECONDS)
             await asyncio.to_thread(engine.close)
+            if copies_ended:
+                machinery.slab.close()
 
 
 def load(settings: Settings) -> Machinery:
@@ -123,7 +131,10 @@ def load(settings: Settings) -> Machinery:
     is_exact, why = exactness.choose(settings.attention, model.model, model.layout, model.model_key, settings.cache_dir)
     log.info(why)
     model = replace(model, model_key=exactness.mode_key(model.model_key, is_exact))
-    return Machinery(model, Runner(model.model, model.layout, budgets.hbm_slots, exact=is_exact), budgets, why)
+    runner = Runner(model.model, model.layout, budgets.hbm_slots, exact=is_exact)
+    slab = make_slab(budgets.dram_slots, model.layout.slot_bytes, device)
+    slab.open()
+    return Machinery(model, runner, slab, budgets, why)
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -198,16 +209,23 @@ def make_engine(settings: Settings, machinery: Machinery, on_step: object) -> En
     )
 
 
-def make_manager(settings: Settings, machinery: Machinery, engine: Engine) -> TierManager:
+def make_manager(settings: Settings, machinery: Machinery, engine: Engine, transfers: Transfers) -> TierManager:
     """The store with nothing in it."""
     config = PlannerConfig(
         hbm_slots=machinery.sizes.hbm_slots,
+        dram_slots=machinery.sizes.dram_slots,
+        ring_slots=0,
+        wake_deadline_seconds=settings.wake_deadline_seconds,
+        hbm_high=settings.hbm_high,
+        hbm_low=settings.hbm_low,
+        dram_high=settings.dram_high,
+        dram_low=settings.dram_low,
         block_tokens=settings.block_tokens,
         max_running=settings.max_running,
         max_queue=settings.max_queue,
         age_limit_seconds=settings.age_limit_seconds,
     )
-    return TierManager(Planner(config), engine, max_context=machinery.sizes.max_context)
+    return TierManager(Planner(config), engine, max_context=machinery.sizes.max_context, mover=transfers)
 
 
 def make_gateway(

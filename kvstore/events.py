@@ -214,7 +214,8 @@ class GrantTurn:
     `cached_tokens` tokens need no computing: a multiple of block_tokens, except for a resumed turn
     whose partial block was kept. `resumed` tells a suspended turn from a new one. `reused_blocks`
     counts the cached blocks by the deepest tier they were read from since a turn last used them,
-    HBM first. `miss` says why blocks that were somewhere could not be used, if any.
+    HBM first. `miss` says why blocks that were somewhere could not be used, if any. `wake_seconds`
+    passed between the admission and this grant.
     """
 
     turn: TurnId
@@ -223,6 +224,7 @@ class GrantTurn:
     resumed: bool
     reused_blocks: tuple[int, int, int] = (0, 0, 0)
     miss: Miss | None = None
+    wake_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,29 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvstore.types import Tier, TurnId, TurnProgress
+
+if TYPE_CHECKING:
+    from kvstore.events import Miss
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a turn got: `cached_tokens` of its prompt need no computing; `reused` says from which tier they came."""
+    """What a turn got: `cached_tokens` of its prompt need no computing.
+
+    `reused` counts them by the deepest tier they were read from since their last turn; `miss` says
+    why stored blocks could not be used, if some could not. `queue_seconds` were spent waiting for
+    room, `wake_seconds` for blocks from lower tiers.
+    """
 
     turn: TurnId
     cached_tokens: int
     queue_seconds: float
     reused: dict[Tier, int] = field(default_factory=dict)
+    wake_seconds: float = 0.0
+    miss: Miss | None = None
 
 
 class Lease:

@@ -12,13 +12,16 @@ import itertools
 import logging
 import time
 from array import array
-from collections.abc import Callable
-from typing import TYPE_CHECKING, assert_never
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 from kvstore import chain
 from kvstore.errors import ContextTooLong, QueueFull, ShuttingDown
 from kvstore.events import (
     Action,
+    AnswerWake,
+    BranchRecorded,
+    CancelTransfer,
     Event,
     Fill,
     FlushWanted,
@@ -28,20 +31,36 @@ from kvstore.events import (
     Refusal,
     RefuseGrowth,
     RefuseTurn,
+    SessionClosed,
+    SleepWanted,
+    StartTransfer,
     StepEnded,
     SuspendTurn,
+    TransferDone,
     TurnArrived,
     TurnCancelled,
     TurnStopped,
+    WakeCancelled,
+    WakeHinted,
 )
 from kvstore.lease import Grant, Lease
-from kvstore.types import BlockKey, StepReport, StopReason, Tier, TurnEngine, TurnId, TurnProgress, TurnSpec
+from kvstore.pending_wake import PendingWake
+from kvstore.types import StopReason, Tier, TurnId, TurnProgress, WakeId
 
 if TYPE_CHECKING:
     from kvstore.planner import Planner
     from kvstore.snapshot import Snapshot
+    from kvstore.types import BlockKey, StepReport, TransferId, TurnEngine, TurnSpec
 
 log = logging.getLogger(__name__)
+
+
+class Mover(Protocol):
+    """Performs transfers (transfer.py). `done` comes later on the event loop, once per start."""
+
+    def start(self, action: StartTransfer, done: Callable[[TransferDone], None]) -> None: ...
+
+    def cancel(self, transfer: TransferId) -> None: ...
 
 
 class _Turn:
@@ -99,12 +118,17 @@ class TierManager:
         engine: TurnEngine,
         *,
         max_context: int,
+        mover: Mover | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_context = max_context
         self._planner = planner
         self._engine = engine
         self._clock = clock
+        self._mover = mover
+        self._wakes: dict[WakeId, PendingWake] = {}
+        self._wake_ids = itertools.count(1)
+        self._moved = asyncio.Event()  # set and replaced whenever a transfer ends
         self._turns: dict[TurnId, _Turn] = {}
         self._ids = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
@@ -118,10 +142,11 @@ class TierManager:
 
     # --- for the HTTP layer ---------------------------------------------------------------
 
-    async def acquire(self, spec: TurnSpec) -> Lease:
+    async def acquire(self, spec: TurnSpec, wake: PendingWake | None = None) -> Lease:
         """Wait until the turn is granted and running.
 
-        Cancelling the wait withdraws the turn.
+        `wake` announced this turn: what it loads beyond the turn's prompt is cancelled. Cancelling
+        the wait withdraws the turn.
 
         Raises:
             ContextTooLong: the prompt and one token more can never fit.
@@ -145,6 +170,7 @@ class TierManager:
                 output_tokens=turn.most_tokens - num_prompt,
                 priority=spec.priority,
                 cache=spec.cache,
+                wake=None if wake is None else wake.id,
             )
         )
         try:
@@ -169,6 +195,32 @@ class TierManager:
             for turn_id in list(self._turns):
                 self._cancel(turn_id)
             await self._idle.wait()
+
+    def wake(self, keys: Sequence[BlockKey], target: Tier, hold_seconds: float) -> PendingWake:
+        """Bring the chain of `keys` up to `target`, as far as there is room; what it became stands in the result."""
+        pending = PendingWake(WakeId(next(self._wake_ids)), lambda wake: self._post(WakeCancelled(wake)))
+        self._wakes[pending.id] = pending
+        self._post(WakeHinted(pending.id, tuple(keys), target, hold_seconds))
+        return pending
+
+    async def sleep(self, keys: Sequence[BlockKey]) -> tuple[int, ...]:
+        """Move the chain of `keys` out of HBM as far as nobody needs it there; returns `where` it is then."""
+        self._post(SleepWanted(tuple(keys)))
+        while self._planner.where(keys)[Tier.HBM] and self._planner.snapshot().transfers:
+            await self._moved.wait()
+        return self._planner.where(keys)
+
+    def where(self, keys: Sequence[BlockKey]) -> tuple[int, ...]:
+        """Per tier, how many blocks of the chain of `keys` are there."""
+        return self._planner.where(keys)
+
+    def record_branch(self, event: BranchRecorded) -> None:
+        """Tell which chain a completed turn left behind, and what its client wants of it."""
+        self._post(event)
+
+    def forget(self, tips: Sequence[BlockKey]) -> None:
+        """Drop what only the branches that end in `tips` have, from every tier."""
+        self._post(SessionClosed(tuple(tips)))
 
     def flush(self) -> None:
         """Drop every cached block that no running turn needs."""
@@ -200,7 +252,7 @@ class TierManager:
             if turn.lease is not None:
                 turn.lease.stored_tokens += len(fresh) * self._planner.config.block_tokens
             if progress.stopped is not None:
-                stopped.append(TurnStopped(turn.id, progress.stopped, len(turn.tokens)))
+                stopped.append(TurnStopped(turn.id, progress.stopped, len(turn.tokens), progress.computed_tokens))
         self._post(StepEnded(tuple(fills), tuple(stopped)))
         for progress in report.progress:
             self._after_step(self._turns[progress.turn], progress)
@@ -260,22 +312,44 @@ class TierManager:
                     self._engine.stop(turn_id, StopReason.LENGTH)
                 case RefuseTurn(turn_id, reason):
                     self._on_refused(self._turns[turn_id], reason)
+                case StartTransfer():
+                    assert self._mover is not None
+                    self._mover.start(action, self._on_transfer_done)
+                case CancelTransfer(transfer):
+                    assert self._mover is not None
+                    self._mover.cancel(transfer)
+                case AnswerWake():
+                    self._on_wake_answered(action)
                 case _:
                     assert_never(action)
         self._set_timer()
 
+    def _on_transfer_done(self, event: TransferDone) -> None:
+        self._post(event)
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    def _on_wake_answered(self, action: AnswerWake) -> None:
+        pending = self._wakes[action.wake]
+        pending.answer(action)
+        if pending.is_settled:
+            del self._wakes[action.wake]
+
     def _on_granted(self, turn: _Turn, action: GrantTurn) -> None:
         turn.is_running = True
         turn.num_blocks = len(action.slots)
-        turn.num_filled = action.cached_tokens // self._planner.config.block_tokens
+        block = self._planner.config.block_tokens
+        turn.num_filled = action.cached_tokens // block
         if action.resumed:
             self._engine.resume(turn.id, action.cached_tokens, action.slots)
             return
         grant = Grant(
             turn=turn.id,
             cached_tokens=action.cached_tokens,
-            queue_seconds=self._clock() - turn.arrived,
-            reused={Tier.HBM: action.cached_tokens},
+            queue_seconds=max(0.0, self._clock() - turn.arrived - action.wake_seconds),
+            reused={tier: blocks * block for tier, blocks in zip(Tier, action.reused_blocks, strict=True)},
+            wake_seconds=action.wake_seconds,
+            miss=action.miss,
         )
         turn.lease = Lease(grant, turn.tokens, lambda: self._cancel(turn.id))
         self._engine.start(turn.id, turn.spec, action.cached_tokens, action.slots)

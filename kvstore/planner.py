@@ -64,7 +64,10 @@ from kvstore.upkeep import Upkeep
 from kvstore.wakes import Wake, plan
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvstore.tails import Tail
+    from kvstore.types import BlockKey
 
 
 __all__ = ["Planner", "PlannerConfig"]
@@ -178,6 +181,11 @@ class Planner:
             transfers=len(self._store.traffic.transfers),
             hints=len(self._hints),
         )
+
+    def where(self, keys: Sequence[BlockKey]) -> tuple[int, ...]:
+        """Per tier, how many blocks of the chain of `keys` are VALID there. Linear in `keys`; changes nothing."""
+        rows = [row for row in map(self._rows.find, keys) if row != NO_ROW]
+        return tuple(sum(map(pool.is_valid, rows)) for pool in self._blocks.pools)
 
     def __repr__(self) -> str:
         tiers = " ".join(f"{pool.tier.name} {pool.num_used}/{pool.capacity}" for pool in self._blocks.pools)
@@ -435,7 +443,8 @@ class Planner:
         self._totals.turns_resumed += resumed
         self._totals.reused += num_rows
         table = (*slots, *self._append_slots(turn, reserve))
-        self._emit(GrantTurn(turn.id, table, cached, resumed, reused, wake.miss))
+        seconds = self._rows.now - (wake.deadline - self.config.wake_deadline_seconds)
+        self._emit(GrantTurn(turn.id, table, cached, resumed, reused, wake.miss, seconds))
 
     def _make_way(self, wanter: Turn, count: int) -> Help:
         """See to it that `count` more slots come: from hints, and from the least urgent turns younger than `wanter`."""

@@ -6,12 +6,20 @@ import asyncio
 from array import array
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
+import xxhash
+from torch import Tensor
 
 from kvstore import chain
 from kvstore.manager import TierManager
 from kvstore.planner import Planner, PlannerConfig
-from kvstore.types import Namespace, StopReason, TurnSpec
+from kvstore.tiers.dram import DramSlab
+from kvstore.tiers.hbm import hbm_store
+from kvstore.transfer import Transfers
+from kvstore.types import Namespace, StopReason, Tier, TurnId, TurnSpec
+from kvstore.workers import Workers
 from models.engine import Engine
 from models.runner import Runner
 from models.sampling import SamplingParams
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from kvstore.lease import Grant
+    from kvstore.manager import Mover
     from kvstore.snapshot import Snapshot
     from kvstore.types import StepReport
     from models.loader import LoadedModel
@@ -38,6 +47,32 @@ class Outcome:
     text: str
     stopped: StopReason
     kept_tokens: int
+    restored: list[int]
+    """Digests of the cached blocks it began, or last resumed, with."""
+
+
+class WatchedEngine(Engine):
+    """Takes a digest of each cached block's K/V as a turn starts or resumes with it: restored bits, as attended to."""
+
+    def __init__(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+        super().__init__(runner, *args, **kwargs)
+        self.restored: dict[TurnId, list[int]] = {}
+
+    def start(self, turn: TurnId, spec: TurnSpec, cached_tokens: int, slots: Sequence[int]) -> None:
+        self._watch(turn, cached_tokens, slots)
+        super().start(turn, spec, cached_tokens, slots)
+
+    def resume(self, turn: TurnId, cached_tokens: int, slots: Sequence[int]) -> None:
+        self._watch(turn, cached_tokens, slots)
+        super().resume(turn, cached_tokens, slots)
+
+    def _watch(self, turn: TurnId, cached_tokens: int, slots: Sequence[int]) -> None:
+        cached = slots[: cached_tokens // self._runner.layout.block_tokens]
+        self.restored[turn] = [_digest(self._runner.arena.slot(slot)) for slot in cached]
+
+
+def _digest(slot: Tensor) -> int:
+    return xxhash.xxh3_64_intdigest(slot.view(torch.uint8).numpy().tobytes())
 
 
 @dataclass
@@ -45,7 +80,7 @@ class Bench:
     """Manager and engine over one runner; `steps` keeps every report."""
 
     manager: TierManager
-    engine: Engine
+    engine: WatchedEngine
     runner: Runner
     steps: list[StepReport] = field(default_factory=list)
 
@@ -71,7 +106,15 @@ class Bench:
                     stopped, kept = piece.stopped, piece.kept_tokens
         finally:
             await lease.close()
-        return Outcome(lease.grant, lease.token_ids, list(lease.token_ids[len(prompt) :]), text, stopped, kept)
+        return Outcome(
+            lease.grant,
+            lease.token_ids,
+            list(lease.token_ids[len(prompt) :]),
+            text,
+            stopped,
+            kept,
+            self.engine.restored.pop(lease.turn),
+        )
 
     async def until(self, reached: Callable[[Snapshot], bool]) -> None:
         """Let the loop run until the store's counters satisfy `reached`."""
@@ -98,10 +141,17 @@ async def bench(
     prefill_chunk_tokens: int = 512,
     age_limit_seconds: float = 10.0,
     output_slice_tokens: int = 64,
+    dram_slots: int = 0,
+    exact: bool = True,
+    wrapped: Callable[[Mover], Mover] = lambda mover: mover,
 ) -> AsyncIterator[Bench]:
     """A running store and engine over `loaded`; checked to be idle and lawful at the end."""
     block_tokens = loaded.layout.block_tokens
-    runner = Runner(loaded.model, loaded.layout, hbm_slots)
+    runner = Runner(loaded.model, loaded.layout, hbm_slots, exact=exact)
+    slab = DramSlab(dram_slots, loaded.layout.slot_bytes)
+    slab.open()
+    stores = {Tier.HBM: hbm_store(runner.arena, slab.slot_bytes)}
+    transfers = Transfers(slab, stores, {Tier.DRAM: Workers("dram-copy", 1)})
     planner = Planner(
         PlannerConfig(
             hbm_slots=hbm_slots,
@@ -110,6 +160,10 @@ async def bench(
             max_queue=max_queue,
             age_limit_seconds=age_limit_seconds,
             output_slice_tokens=output_slice_tokens,
+            dram_slots=dram_slots,
+            ring_slots=0,
+            wake_deadline_seconds=60.0,
+            demote_deadline_seconds=60.0,
         )
     )
     context = min(max_context or loaded.max_positions, hbm_slots * block_tokens)
@@ -123,7 +177,7 @@ async def bench(
         manager.step_ended(report)
         manager.check()
 
-    engine = Engine(
+    engine = WatchedEngine(
         runner,
         loaded.tokenizer.backend_tokenizer,
         loaded.eos_ids,
@@ -131,12 +185,15 @@ async def bench(
         prefill_chunk_tokens=prefill_chunk_tokens,
         on_step=on_step,
     )
-    manager = TierManager(planner, engine, max_context=context)
+    manager = TierManager(planner, engine, max_context=context, mover=wrapped(transfers))
     it = Bench(manager, engine, runner)
     engine.open()
     try:
         yield it
+        await it.until(lambda snapshot: snapshot.transfers == 0)
         it.check_idle()
     finally:
         await manager.drain(0.0)
+        await transfers.close(5.0)
         engine.close()
+        slab.close()

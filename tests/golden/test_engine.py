@@ -58,7 +58,7 @@ async def test_a_turn_reuses_every_full_block_of_what_came_before(loaded: Loaded
         assert first.grant.cached_tokens == 0
         again = await it.turn([*first.token_ids, 5, 6, 7], 4, ignore_eos=True)
         assert again.grant.cached_tokens == (len(first.token_ids) - 1) // 32 * 32 == 96
-        assert again.grant.reused == {Tier.HBM: 96}
+        assert again.grant.reused == {Tier.HBM: 96, Tier.DRAM: 0, Tier.NVME: 0}
 
 
 async def test_a_prompt_of_whole_blocks_computes_its_last_token_again(loaded: LoadedModel, real_text: RealText) -> None:
