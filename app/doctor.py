@@ -20,8 +20,11 @@ from app.units import format_bytes
 from kvstore.tiers.base import Run
 from kvstore.tiers.hbm import hbm_store
 from kvstore.transfers import RUN_BLOCKS
+from models.packing import PackedLinear
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from app.settings import Settings
     from app.startup import Machinery
     from kvstore.tiers.base import Landed, SlotStore
@@ -111,7 +114,7 @@ def examine(settings: Settings, sessions: int | None, tokens: int) -> Findings:
         model=Model(
             name=model.name,
             dtype=model.layout.dtype,
-            weights_bytes=sum(tensor.nbytes for tensor in model.model.parameters()),
+            weights_bytes=_weights_bytes(model.model),
             token_bytes=model.layout.token_bytes,
             block_tokens=model.layout.block_tokens,
             slot_bytes=model.layout.slot_bytes,
@@ -138,6 +141,12 @@ def _device_name(device: torch.device) -> str:
     return f"CPU with {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
 
 
+def _weights_bytes(model: nn.Module) -> int:
+    """As they lie in memory: packed weights are no parameters any more."""
+    packed = (module.packed for module in model.modules() if isinstance(module, PackedLinear))
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *packed))
+
+
 def _room(machinery: Machinery, device: Device, *, on_cpu: bool) -> Room:
     """What budgets could take once the caches that were just made for the examination are gone."""
     # A fresh arena on a CPU is zero pages that nothing has touched: it takes nothing yet.
@@ -154,8 +163,8 @@ def _advice(machinery: Machinery, copies: tuple[Copying, ...], *, on_cpu: bool) 
     waking = max(copying.session_seconds for copying in copies) * 1000
     return (
         f"On a CPU, HBM and DRAM are the same memory: `--hbm-bytes {together // MIB}MiB --dram-bytes 0` makes one "
-        f"arena of the same {format_bytes(together)}, in which no block is twice and no 4K tokens wait {waking:.0f} ms "
-        "for a copy.",
+        f"arena of the same {format_bytes(together)}, holds no block twice, and wakes 4K tokens without the "
+        f"{waking:.0f} ms of a copy.",
     )
 
 
