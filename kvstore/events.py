@@ -7,10 +7,28 @@ only the manager reads. Slots are integers of the tier they belong to.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvstore.types import BlockKey, StopReason, TurnId
+
+
+class Miss(Enum):
+    """Why a block that was stored could not be used."""
+
+    LOAD_FAILED = "load_failed"
+    LOAD_TIMEOUT = "load_timeout"
+    CORRUPT = "corrupt"
+
+
+class WakeStatus(Enum):
+    AWAKE = "awake"
+    WAKING = "waking"
+    NO_ROOM = "no_room"  # declined, as are the rest
+    NOT_STORED = "not_stored"
+    CANCELLED = "cancelled"
+
 
 # --- events ---------------------------------------------------------------------------
 
@@ -71,6 +89,22 @@ class TurnCancelled:
     """The client went away. A queued turn is forgotten at once; a granted one when StepEnded says it stopped."""
 
     turn: TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class BranchRecorded:
+    """A completed turn left its branch at `tip` (None: nothing storable), where before it was at `old_tip`.
+
+    `superseded` are keys only the branch's replaced tail had. `keep_seconds` and `pinned` ask that
+    the branch stay, softly; `final` lets it go first.
+    """
+
+    tip: BlockKey | None
+    old_tip: BlockKey | None = None
+    superseded: tuple[BlockKey, ...] = ()
+    keep_seconds: float = 0.0
+    pinned: bool = False
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,31 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from kvstore.types import Tier, TurnId, TurnProgress
+
+if TYPE_CHECKING:
+    from kvstore.events import Miss
+
+WakeTrigger = Literal["arrival", "hint", "queue"]
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a turn got: `cached_tokens` of its prompt need no computing; `reused` says from which tier they came."""
+    """What a turn got: `cached_tokens` of its prompt need no computing; `reused` says from which tier they came.
+
+    `miss` says why blocks that were stored could not be used. Of what slept, the wake took
+    `wake_seconds`, and `wake_trigger` set it off: a hint, the turn's arrival, or its place in the queue.
+    """
 
     turn: TurnId
     cached_tokens: int
     queue_seconds: float
     reused: dict[Tier, int] = field(default_factory=dict)
+    miss: Miss | None = None
+    wake_seconds: float = 0.0
+    wake_trigger: WakeTrigger | None = None
 
 
 class Lease:
