@@ -108,9 +108,9 @@ class Session:
 
     @property
     def latest(self) -> Branch | None:
-        """The branch that a turn most likely continues: of those with a history the one active last."""
+        """The branch that a turn most likely continues: of those with a history an idle one, active last."""
         told = (branch for branch in self.branches.values() if branch.turns)
-        return max(told, key=lambda branch: branch.last_active, default=None)
+        return max(told, key=lambda branch: (not branch.is_busy, branch.last_active), default=None)
 
 
 @dataclass(frozen=True, slots=True)
