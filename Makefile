@@ -34,8 +34,8 @@ golden: $(stamp) model  ## the long exactness runs
 clients: $(stamp) model  ## public clients against a real server
 	$(py) -m pytest -m clients $(ARGS)
 
-bench: $(stamp) model  ## figures of this machine
-	$(py) -m bench $(ARGS)
+bench: $(stamp) model  ## figures of this machine; ARGS=--help lists the others
+	$(py) -m bench $(or $(ARGS),serve-and-chat)
 
 check: $(stamp)  ## ruff, mypy --strict, import directions
 	$(py) -m ruff check .

@@ -30,7 +30,6 @@ def assert_generates_alike(theirs: Any, runner: Runner, prompt: array[int], new_
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
         do_sample=False,
         max_new_tokens=new_tokens,
-        min_new_tokens=new_tokens,
         output_logits=True,
         return_dict_in_generate=True,
     )
@@ -58,11 +57,13 @@ def assert_generates_alike(theirs: Any, runner: Runner, prompt: array[int], new_
 @pytest.fixture(scope="module")
 def theirs(loaded_fp32: LoadedModel) -> PreTrainedModel:
     """The same weights under transformers' own attention."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     folder = loaded_fp32.model.config._name_or_path
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.train(False)
+    generation: Any = GenerationConfig
+    model.generation_config = generation(pad_token_id=0)  # no end of sequence: all have their full length
     return model
 
 
