@@ -24,7 +24,17 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from kvstore.errors import ContextTooLong, QueueFull, SettingInvalid, ShuttingDown, StoreError, TurnFailed
+from kvstore.errors import (
+    ContextTooLong,
+    QueueFull,
+    SessionEmpty,
+    SessionTaken,
+    SessionUnknown,
+    SettingInvalid,
+    ShuttingDown,
+    StoreError,
+    TurnFailed,
+)
 from models.errors import ModelError, TemplateFailed
 
 if TYPE_CHECKING:
@@ -113,6 +123,9 @@ TABLE: dict[type[Exception], Rule] = {
     QueueFull: Rule(429, "rate_limit_error", "queue_full"),
     ContextTooLong: Rule(400, INVALID, "context_length_exceeded", "messages"),
     ShuttingDown: Rule(503, SERVER, "shutting_down"),
+    SessionUnknown: Rule(404, INVALID, "session_not_found", "session_id"),
+    SessionTaken: Rule(409, INVALID, "session_exists", "session_id"),
+    SessionEmpty: Rule(409, INVALID, "session_empty", "session_id"),
     TurnFailed: Rule(
         500,
         SERVER,

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
+    from app.hints import Hints
+    from app.keeper import Keeper
     from app.metrics import Metrics
     from app.names import ServedNames
     from app.settings import Settings
+    from app.store import SleepingStore
     from kvstore.manager import TierManager
     from kvstore.sessions import SessionBook
     from models.chat import ChatTemplate
@@ -34,15 +37,24 @@ class Gateway:
     model_key: bytes
     defaults: GenerationDefaults
     block_tokens: int
+    block_bytes: int
+    """Of one slot, in every tier."""
     manager: TierManager
+    store: SleepingStore
+    keeper: Keeper
+    hints: Hints
     chat: ChatTemplate
-    book: SessionBook
     metrics: Metrics
     text_threads: Executor
     """Where templates and tokenizers run."""
     started_at: int
     """Unix seconds; `/v1/models` calls it `created`."""
     is_draining: bool = False
+
+    @property
+    def book(self) -> SessionBook:
+        """To look at; what changes it goes through `keeper`."""
+        return self.keeper.book
 
     @property
     def max_context(self) -> int:

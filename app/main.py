@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from app import errors, startup
 from app.boundary import REQUEST_ID, BodyLimit, LastResort, RequestIds
-from app.routes import chat, health, metrics, models
+from app.routes import admin, chat, health, metrics, models, sessions
 from dormouse_gateway import __version__
 
 if TYPE_CHECKING:
@@ -36,12 +36,15 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with opened(settings) as gateway:
             app.state.gateway = gateway
-            yield
+            try:
+                yield
+            finally:
+                gateway.keeper.close()
 
     app = FastAPI(title="Dormouse", version=__version__, lifespan=lifespan, redirect_slashes=False)
     errors.install(app)
-    for router in (chat.router, models.router, health.router, metrics.router):
-        app.include_router(router)
+    for routes in (chat, models, sessions, admin, health, metrics):
+        app.include_router(routes.router)
     app.add_middleware(BodyLimit)
     app.add_middleware(LastResort)
     app.add_middleware(

@@ -92,6 +92,19 @@ class Metrics:
             self.first_token_seconds.observe(figures.first_token_at)
         self.turn_seconds.observe(seconds)
 
+    def misses_by_reason(self) -> dict[str, int]:
+        """Every reason, those that never came up included."""
+        return _values(self.misses, "reason")
+
+    def turns_by_outcome(self) -> dict[str, int]:
+        """Turns that have ended, by how."""
+        return _values(self.turns, "outcome")
+
+    def prompt_tokens(self) -> dict[str, int]:
+        """Where the tokens of all prompts came from: a tier, or computing, for the first time or again."""
+        reused = _values(self.reused, "tier")
+        return {**reused, "computed": _value(self.computed), "recomputed": _value(self.recomputed)}
+
     def watch_store(self, snapshot: Callable[[], Snapshot]) -> None:
         """Include the store's counters in every scrape from now on."""
         self.registry.register(StoreCollector(snapshot))
@@ -99,6 +112,15 @@ class Metrics:
     def describe_model(self, labels: dict[str, str]) -> None:
         """A series that is always one and whose labels name what is served."""
         self.registry.register(_Constant(InfoMetricFamily("dormouse_model", "What is served.", value=labels)))
+
+
+def _values(counter: Counter, label: str) -> dict[str, int]:
+    samples = (sample for family in counter.collect() for sample in family.samples if sample.name.endswith("_total"))
+    return {sample.labels[label]: int(sample.value) for sample in samples}
+
+
+def _value(counter: Counter) -> int:
+    return sum(int(sample.value) for family in counter.collect() for sample in family.samples)
 
 
 def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:

@@ -1,5 +1,6 @@
 """From a request to a turn that is ready to run: whose it is, its exact tokens, its branch, its parameters.
 
+    loop     wake the session, if it is named and asleep
     thread   render, then encode: spliced from what the session already ran (models/chat.py)
     loop     find the session, begin the turn on the branch that the tokens continue
 
@@ -12,12 +13,14 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from app import sessions
+from app import scopes, sessions
 from app.report import Standing
 from app.sse import Head
 from app.turns import Turn
 from kvstore import chain
-from kvstore.types import TurnSpec
+from kvstore.former import Gone
+from kvstore.reuse import MissReason
+from kvstore.types import Tier, TurnSpec
 from models.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -27,15 +30,19 @@ if TYPE_CHECKING:
     from app.gateway import Gateway
     from app.schema import ChatRequest
     from app.sessions import SessionName
+    from app.store import Wake
     from kvstore.sessions import OpenTurn
     from models.chat import Divergence, Encoded
     from models.rendering import Rendered
 
-TENANT = ""
-"""The only one, until keys tell callers apart."""
-
 LEAST_TOP_P = 1e-6
 """What `top_p: 0` means: the most likely token alone."""
+
+WHY_GONE = {
+    Gone.DELETED: MissReason.NEW_SESSION,  # its client wanted it gone, and begins anew
+    Gone.EXPIRED: MissReason.EXPIRED,
+    Gone.EVICTED: MissReason.EVICTED,
+}
 
 
 async def prepare(gateway: Gateway, request: ChatRequest, headers: Mapping[str, str]) -> Turn:
@@ -47,48 +54,78 @@ async def prepare(gateway: Gateway, request: ChatRequest, headers: Mapping[str, 
     """
     arrived = time.monotonic()
     gateway.names.check(request.model)
+    gateway.keeper.expire()
     name = sessions.session_name(request, headers, gateway.settings.session_header)
-    scope = scope_of(request)
-    rendered = await gateway.in_thread(gateway.chat.render, [message.as_template() for message in request.messages])
-    name = _resolved(gateway, name, scope, rendered, request.prompt_cache_key)
+    scope = scopes.scope(request.cache_salt)
+    # Before anything that takes time: a sleeping cache is on its way while the prompt is rendered and tokenized.
+    wake = wake_on_arrival(gateway, request, scope, name)
+    try:
+        rendered = await gateway.in_thread(gateway.chat.render, [message.as_template() for message in request.messages])
+        if name.id is None:
+            name = _resolved(gateway, name, scope, rendered, request.prompt_cache_key)
+            wake = wake_on_arrival(gateway, request, scope, name)
+        assert name.id is not None
+        histories = gateway.book.histories(scope, name.id)
+        encoded = await gateway.in_thread(gateway.chat.encode, rendered, histories)
+        # No await from here on: what begins on the branch is what is handed to the caller.
+        return _begun(gateway, request, scope, name, rendered, encoded, wake, arrived)
+    except BaseException:
+        if wake is not None:
+            wake.cancel()
+        raise
+
+
+def wake_on_arrival(gateway: Gateway, request: ChatRequest, scope: str, name: SessionName) -> Wake | None:
+    """Begin to wake the branch that the request most likely continues.
+
+    Which it is the tokens will say; the turn carries the wake's id, and past the place where its prompt
+    diverges from this branch nothing more is loaded.
+    """
+    session = gateway.book.get(scope, name.id) if name.id is not None and _may_cache(request) else None
+    branch = session.latest if session is not None else None
+    if branch is None or not branch.keys:
+        return None
+    return gateway.store.wake(branch.block_keys, Tier.HBM, gateway.settings.wake_deadline_seconds)
+
+
+def _begun(
+    gateway: Gateway,
+    request: ChatRequest,
+    scope: str,
+    name: SessionName,
+    rendered: Rendered,
+    encoded: Encoded,
+    wake: Wake | None,
+    arrived: float,
+) -> Turn:
     assert name.id is not None
-    histories = gateway.book.histories(scope, name.id)
-    encoded = await gateway.in_thread(gateway.chat.encode, rendered, histories)
-    # No await from here on: what begins on the branch is what is handed to the caller.
-    place = gateway.book.begin(
+    place = gateway.keeper.begin(
         scope,
         name.id,
         encoded.token_ids,
-        arrived,
         parent_id=name.parent_id,
         group=request.prompt_cache_key,
-        priority=request.priority or 0,
+        wishes=request.wishes,
     )
     try:
         return Turn(
             gateway,
             Head(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), request.model, gateway.system_fingerprint),
             _standing(gateway, request, name, encoded, place),
-            spec_of(gateway, request, encoded.token_ids),
+            spec_of(gateway, request, encoded.token_ids, place.terms.priority, wake),
             place,
             rendered,
             encoded,
+            wake,
             arrived,
         )
     except BaseException:
-        gateway.book.abandon(place)
+        gateway.keeper.abandon(place)
         raise
-
-
-def scope_of(request: ChatRequest) -> str:
-    """Whose sessions a request can meet: like K/V, neither ids nor texts are seen across salts."""
-    return TENANT if request.cache_salt is None else f"{TENANT}\0{request.cache_salt}"
 
 
 def _resolved(gateway: Gateway, name: SessionName, scope: str, rendered: Rendered, group: str | None) -> SessionName:
     """A request without an id continues the session whose text it continues, or begins a new one."""
-    if name.id is not None:
-        return name
     found = gateway.book.find(scope, rendered.digests, parent_id=name.parent_id, group=group)
     if found is not None:
         return sessions.SessionName(found.id, sessions.BY_TEXT, name.parent_id)
@@ -110,6 +147,7 @@ def _standing(gateway: Gateway, request: ChatRequest, name: SessionName, encoded
         block_tokens=gateway.block_tokens,
         cache=_may_cache(request),
         divergence=_divergence(gateway, encoded, place),
+        gone=MissReason.NEW_SESSION if place.former is None else WHY_GONE[place.former.why],
     )
 
 
@@ -124,17 +162,20 @@ def _may_cache(request: ChatRequest) -> bool:
     return request.cache_prompt is not False
 
 
-def spec_of(gateway: Gateway, request: ChatRequest, token_ids: array[int]) -> TurnSpec:
+def spec_of(
+    gateway: Gateway, request: ChatRequest, token_ids: array[int], priority: int, wake: Wake | None
+) -> TurnSpec:
     """What the turn asks of the store and the engine; an output limit is cut to what the context leaves."""
     left = max(0, gateway.max_context - len(token_ids))
     limit = left if request.output_limit is None else min(request.output_limit, left)
     return TurnSpec(
         token_ids=token_ids,
         max_new_tokens=limit,
-        namespace=chain.namespace(gateway.model_key, TENANT, request.cache_salt),
+        namespace=chain.namespace(gateway.model_key, scopes.TENANT, request.cache_salt),
         payload=sampling_of(gateway, request, limit),
-        priority=request.priority or 0,
+        priority=priority,
         cache=_may_cache(request),
+        wake=None if wake is None else wake.id,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from kvstore.reuse import Reuse, account
+from kvstore.reuse import MissReason, Reuse, account
 from kvstore.types import Tier
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class Standing:
     block_tokens: int
     cache: bool
     divergence: Divergence | None
+    gone: MissReason = MissReason.NEW_SESSION
+    """Why an unknown session has no history."""
 
 
 @dataclass(slots=True)
@@ -43,6 +45,10 @@ class Figures:
     """What a turn turned out to do; filled while it runs. Seconds since its arrival, where not said otherwise."""
 
     reused: dict[Tier, int] = field(default_factory=dict)
+    miss: MissReason = MissReason.EVICTED
+    """Why shared blocks were not to be had, if any were not."""
+    wake_seconds: float = 0.0
+    wake_trigger: str | None = None
     queue_seconds: float = 0.0
     granted_at: float | None = None
     first_token_at: float | None = None
@@ -70,6 +76,8 @@ def reuse(standing: Standing, figures: Figures) -> Reuse:
         block_tokens=standing.block_tokens,
         is_known_session=standing.is_known_session,
         cache=standing.cache,
+        missed=figures.miss,
+        gone=standing.gone,
     )
 
 
@@ -84,8 +92,8 @@ def session_as_granted(standing: Standing, figures: Figures) -> dict[str, object
         "turn": standing.turn,
         "reused_tokens": by_tier(figures.reused),
         "woke_from": woke_from(figures.reused),
-        "wake_ms": 0.0,
-        "wake_trigger": None,
+        "wake_ms": milliseconds(figures.wake_seconds),
+        "wake_trigger": figures.wake_trigger,
         "queue_ms": milliseconds(figures.queue_seconds),
         "miss_reason": known.miss_reason,
         "diverged_at": known.diverged_at,
@@ -157,6 +165,8 @@ def log_fields(outcome: str, standing: Standing, figures: Figures, seconds: floa
         "computed": known.computed if figures.ran else 0,
         "stored": figures.stored_tokens,
         "queue_ms": milliseconds(figures.queue_seconds),
+        "wake_ms": milliseconds(figures.wake_seconds),
+        "wake": figures.wake_trigger,
         "ttft_ms": None if first is None else milliseconds(first),
         "total_ms": milliseconds(seconds),
         "miss": known.miss_reason if figures.ran else None,

@@ -9,11 +9,14 @@ Three kinds of field:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
+
+from kvstore.terms import Change, Persist, Wishes
 
 MAX_SESSION_ID = 256
 """Characters; ids are echoed in a header and kept per branch."""
@@ -171,29 +174,29 @@ class StreamOptions(Body):
 
 
 class PromptCacheOptions(Body):
-    """OpenAI's hints; `prewarm` computes and keeps the prompt and answers with nothing."""
+    """OpenAI's hints; `prewarm` computes and keeps the prompt and answers with nothing, `ttl` is a keep_seconds."""
 
     prewarm: bool | None = None
+    ttl: Text | None = None
+
+    @property
+    def ttl_seconds(self) -> float | None:
+        """What "30m" says; a hint that is not understood says nothing."""
+        found = re.fullmatch(r"(\d{1,9})([smhd])", self.ttl or "")
+        return None if found is None else int(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
 
 
 class SessionExtras(Body):
-    """What the client expects of the session after this turn; soft hints, but for what is refused here."""
+    """What the client asks for its session; kvstore/terms.py says what each promises. Null leaves it as it was."""
 
     expected_idle_seconds: Seconds | None = None
     keep_seconds: Seconds | None = None
     expire_seconds: Seconds | None = None
-    persist: Literal["disk", "memory", "none"] = "disk"
+    persist: Literal["disk", "memory", "none"] | None = None
     final: bool = False
 
-    @model_validator(mode="after")
-    def _promises_kept(self) -> SessionExtras:
-        # Both are promises that bytes are gone; accepting one without keeping it would be a lie.
-        if self.expire_seconds is not None:
-            raise refusal("'expire_seconds' is not supported yet.", "expire_seconds", "unsupported_parameter")
-        if self.persist == "none":
-            message = "'persist': \"none\" is not supported yet; 'cache_prompt': false keeps nothing either."
-            raise refusal(message, "persist", "unsupported_value")
-        return self
+
+NO_EXTRAS = SessionExtras()
 
 
 class ChatRequest(Body):
@@ -254,7 +257,63 @@ class ChatRequest(Body):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def wishes(self) -> Wishes:
+        """On which terms the session is to be kept, as far as the request says."""
+        extras = self.session or NO_EXTRAS
+        ttl = None if self.prompt_cache_options is None else self.prompt_cache_options.ttl_seconds
+        return Wishes(
+            priority=self.priority,
+            keep_seconds=ttl if extras.keep_seconds is None else extras.keep_seconds,
+            expire_seconds=extras.expire_seconds,
+            persist=None if extras.persist is None else Persist(extras.persist),
+            expected_idle_seconds=extras.expected_idle_seconds,
+            final=extras.final,
+        )
+
+    @property
     def session_in_metadata(self) -> str | None:
         """`metadata.user_id`, where Claude Code hides its session."""
         value = (self.metadata or {}).get("user_id")
         return value if isinstance(value, str) else None
+
+
+class WakeRequest(Body):
+    """`POST /v1/sessions/{id}/wake`."""
+
+    branch: Annotated[int, Field(ge=0)] | None = None
+    to: Literal["hbm", "dram"] = "hbm"
+    hold_seconds: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 30.0
+    wait: bool = False
+
+
+class ForkRequest(Body):
+    """`POST /v1/sessions/{id}/fork`; without an id the new session is given one."""
+
+    session_id: SessionIdText | None = None
+    branch: Annotated[int, Field(ge=0)] | None = None
+
+
+class SessionPatch(Body):
+    """`PATCH /v1/sessions/{id}`. What is left out stays; null takes back what can be taken back.
+
+    Unlike a chat request's, unknown fields are refused: a misspelt one would be a promise not kept.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    keep_seconds: Seconds | None = None
+    expire_seconds: Seconds | None = None
+    pinned: bool | None = None
+
+    @property
+    def change(self) -> Change:
+        """The same for the book: null is the value of a session of which nothing was said."""
+        said = self.model_fields_set
+        return Change(
+            priority=(self.priority or 0) if "priority" in said else None,
+            keep_seconds=(self.keep_seconds or 0.0) if "keep_seconds" in said else None,
+            pinned=bool(self.pinned) if "pinned" in said else None,
+            expire_seconds=self.expire_seconds,
+            never_expires="expire_seconds" in said and self.expire_seconds is None,
+        )

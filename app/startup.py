@@ -23,6 +23,8 @@ import torch
 
 from app import sizes
 from app.gateway import Gateway
+from app.hints import Hints
+from app.keeper import Keeper
 from app.metrics import Metrics
 from app.names import ServedNames
 from kvstore.errors import SettingInvalid
@@ -241,15 +243,19 @@ def make_gateway(
     metrics = Metrics(MissReason)
     metrics.watch_store(manager.snapshot)
     metrics.describe_model({"name": model.name, "device": str(model.device), "dtype": model.layout.dtype})
+    book = SessionBook(max_sessions=settings.max_sessions, max_branches=settings.session_branches)
     return Gateway(
         settings=settings,
         names=ServedNames(model.name, settings.served_model_name),
         model_key=model.model_key,
         defaults=model.defaults,
         block_tokens=settings.block_tokens,
+        block_bytes=model.layout.slot_bytes,
         manager=manager,
+        store=manager,
+        keeper=Keeper(book, manager),
+        hints=Hints(manager),
         chat=ChatTemplate(model.tokenizer),
-        book=SessionBook(max_sessions=settings.max_sessions, max_branches=settings.session_branches),
         metrics=metrics,
         text_threads=text_threads,
         started_at=int(time.time()),

@@ -15,8 +15,11 @@ import time
 from typing import TYPE_CHECKING
 
 from app import report
+from app.keeper import Written, written
 from kvstore.errors import ContextTooLong, QueueFull, ShuttingDown, TurnFailed
-from kvstore.types import StopReason
+from kvstore.reuse import MissReason
+from kvstore.terms import Persist
+from kvstore.types import StopReason, Tier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
     from app.gateway import Gateway
     from app.report import Standing
     from app.sse import Head
-    from kvstore.lease import Lease
+    from app.store import Wake
+    from kvstore.history import History
+    from kvstore.lease import Grant, Lease
     from kvstore.sessions import OpenTurn
     from kvstore.types import TurnProgress, TurnSpec
     from models.chat import Encoded
@@ -47,6 +52,7 @@ class Turn:
         place: OpenTurn,
         rendered: Rendered,
         encoded: Encoded,
+        wake: Wake | None,
         arrived: float,
     ) -> None:
         self.head = head
@@ -58,6 +64,7 @@ class Turn:
         self._place = place
         self._rendered = rendered
         self._encoded = encoded
+        self._wake = wake
         self._arrived = arrived
         self._figures = report.Figures()
         self._outcome = "cancelled"  # until something else is known: the client went away
@@ -82,9 +89,19 @@ class Turn:
             self._outcome = REFUSED[type(refusal)]
             raise
         self._lease = lease
-        self._figures.reused = dict(lease.grant.reused)
-        self._figures.queue_seconds = lease.grant.queue_seconds
-        self._figures.granted_at = self._now()
+        self._take_note(lease.grant)
+
+    def _take_note(self, grant: Grant) -> None:
+        figures = self._figures
+        figures.reused = dict(grant.reused)
+        figures.queue_seconds = grant.queue_seconds
+        figures.wake_seconds, figures.wake_trigger = grant.wake_seconds, grant.wake_trigger
+        if grant.miss is not None:
+            figures.miss = MissReason(grant.miss.value)
+        figures.granted_at = self._now()
+        slept = {tier: tokens for tier, tokens in grant.reused.items() if tokens and tier is not Tier.HBM}
+        if slept:
+            self._gateway.hints.pace.observe(max(slept), sum(slept.values()), grant.wake_seconds)
 
     async def texts(self) -> AsyncIterator[str]:
         """Visible text as it comes; afterwards the branch is recorded and `finish_reason` is set.
@@ -132,14 +149,29 @@ class Turn:
 
     async def _record(self, kept_tokens: int) -> None:
         """Before the last byte leaves: the client's next turn may follow it at once."""
-        assert self._lease is not None
-        if not self._spec.cache:
+        if not self._spec.cache or self._place.terms.persist is Persist.NONE:
             return
+        history, blocks = await self._gateway.in_thread(self._history, kept_tokens)
+        self._gateway.keeper.record(self._place, history, blocks)
+
+    def _history(self, kept_tokens: int) -> tuple[History, Written]:
+        """Slow, and touches only what belongs to this turn."""
+        assert self._lease is not None
         start = len(self._spec.token_ids)
         output_ids = self._lease.token_ids[start : start + kept_tokens]
-        chat = self._gateway.chat
-        history = await self._gateway.in_thread(chat.close, self._rendered, self._encoded, output_ids, self._text)
-        self._gateway.book.record(self._place, history, time.monotonic())
+        history = self._gateway.chat.close(self._rendered, self._encoded, output_ids, self._text)
+        return history, self._written(len(history.token_ids))
+
+    def _written(self, history_tokens: int = 0) -> Written:
+        """The blocks this turn filled, or found filled."""
+        assert self._lease is not None
+        return written(
+            self._lease.token_ids,
+            self._gateway.block_tokens,
+            self._spec.namespace,
+            computed_tokens=self._lease.grant.cached_tokens + self._lease.stored_tokens,
+            history_tokens=history_tokens,
+        )
 
     def dismiss(self) -> None:
         """Note that it is the server that ends this turn."""
@@ -151,11 +183,14 @@ class Turn:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._place.is_open:
-            self._gateway.book.abandon(self._place)
         if self._lease is not None:
             await self._lease.close()
             self._figures.stored_tokens = self._lease.stored_tokens
+        elif self._wake is not None:
+            self._wake.cancel()
+        if self._place.is_open:
+            has_blocks = self._lease is not None and self._spec.cache
+            self._gateway.keeper.abandon(self._place, self._written() if has_blocks else None)
         self._tell()
 
     # --- what is told of it -----------------------------------------------------------------

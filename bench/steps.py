@@ -238,7 +238,7 @@ class StepBench:
         """What the HTTP side would ask of the store for `request`."""
         chat = self._gateway.chat
         rendered = chat.render([message.as_template() for message in request.messages])
-        return prompts.spec_of(self._gateway, request, chat.encode(rendered).token_ids)
+        return prompts.spec_of(self._gateway, request, chat.encode(rendered).token_ids, priority=0, wake=None)
 
     def _count(self, num_words: int) -> int:
         return len(self._spec(self._request(self._prompts.draw(num_words), 1)).token_ids)

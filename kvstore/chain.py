@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Sequence
 
 from kvstore.types import BlockKey, Namespace
 
@@ -54,3 +55,34 @@ def common_prefix(left: array[int], right: array[int]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def pack(keys: Sequence[BlockKey]) -> bytes:
+    """Keys end to end: 16 bytes each, and one object for the garbage collector to know of instead of many."""
+    return b"".join(keys)
+
+
+def unpack(packed: bytes) -> tuple[BlockKey, ...]:
+    """What `pack` made one of."""
+    return tuple(BlockKey(packed[start : start + KEY_BYTES]) for start in range(0, len(packed), KEY_BYTES))
+
+
+def last(packed: bytes) -> BlockKey | None:
+    """The last of packed keys."""
+    return BlockKey(packed[-KEY_BYTES:]) if packed else None
+
+
+def beyond(packed: bytes, other: bytes) -> tuple[BlockKey, ...]:
+    """The keys of `packed` from where it leaves `other` on.
+
+    Chained keys agree up to some place and nowhere after it, so the place is found by bisection.
+    """
+    low, high = 0, min(len(packed), len(other)) // KEY_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        place = slice((middle - 1) * KEY_BYTES, middle * KEY_BYTES)
+        if packed[place] == other[place]:
+            low = middle
+        else:
+            high = middle - 1
+    return unpack(packed[low * KEY_BYTES :])

@@ -4,7 +4,10 @@
     ├── Refusal                 reaches the client, with a sentence that says what to do
     │   ├── QueueFull           429, with Retry-After
     │   ├── ContextTooLong      400 context_length_exceeded
-    │   └── ShuttingDown        503, with Retry-After
+    │   ├── ShuttingDown        503, with Retry-After
+    │   ├── SessionUnknown      404 session_not_found
+    │   ├── SessionTaken        409 session_exists
+    │   └── SessionEmpty        409 session_empty
     ├── TurnFailed              500: the step that computed this turn raised
     └── SettingInvalid          stops start-up and names the setting
 
@@ -20,7 +23,7 @@ class StoreError(Exception):
 
 
 class Refusal(StoreError):
-    """The turn will not run; nothing was changed by asking."""
+    """What was asked will not be done; nothing was changed by asking."""
 
 
 class QueueFull(Refusal):
@@ -53,6 +56,32 @@ class ShuttingDown(Refusal):
     def __init__(self) -> None:
         super().__init__("the server is shutting down; retry shortly")
         self.retry_after_seconds = 5.0
+
+
+class SessionUnknown(Refusal):
+    """There is no such session, or no such branch of it, for this caller."""
+
+    def __init__(self, session_id: str, branch: int | None = None) -> None:
+        what = f"session {session_id!r}" if branch is None else f"branch {branch} of session {session_id!r}"
+        super().__init__(f"There is no {what} here; it may have expired, been deleted, or never existed.")
+        self.session_id = session_id
+        self.branch = branch
+
+
+class SessionTaken(Refusal):
+    """The id that a new session was to have is one already."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"Session {session_id!r} exists already; choose another id, or leave it out to be given one.")
+        self.session_id = session_id
+
+
+class SessionEmpty(Refusal):
+    """No turn of the session has completed, so there is nothing to go on from."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"No turn of session {session_id!r} has completed yet; retry when one has.")
+        self.session_id = session_id
 
 
 class TurnFailed(StoreError):

@@ -6,29 +6,33 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kvstore.types import Tier, TurnId, TurnProgress
 
 if TYPE_CHECKING:
     from kvstore.events import Miss
 
+WakeTrigger = Literal["arrival", "hint", "queue"]
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a turn got: `cached_tokens` of its prompt need no computing.
+    """What a turn got: `cached_tokens` of its prompt need no computing; `reused` says from which tier they came.
 
-    `reused` counts them by the deepest tier they were read from since their last turn; `miss` says
-    why stored blocks could not be used, if some could not. `queue_seconds` were spent waiting for
-    room, `wake_seconds` for blocks from lower tiers.
+    `reused` counts by the deepest tier a block was read from since its last turn; `miss` says why
+    blocks that were stored could not be used. `queue_seconds` were spent waiting for room,
+    `wake_seconds` for what slept, and `wake_trigger` set that off: a hint, the turn's arrival, or
+    its place in the queue.
     """
 
     turn: TurnId
     cached_tokens: int
     queue_seconds: float
     reused: dict[Tier, int] = field(default_factory=dict)
-    wake_seconds: float = 0.0
     miss: Miss | None = None
+    wake_seconds: float = 0.0
+    wake_trigger: WakeTrigger | None = None
 
 
 class Lease:

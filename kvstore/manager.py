@@ -42,17 +42,22 @@ from kvstore.events import (
     TurnStopped,
     WakeCancelled,
     WakeHinted,
+    WakeStatus,
 )
 from kvstore.lease import Grant, Lease
 from kvstore.pending_wake import PendingWake
 from kvstore.types import StopReason, Tier, TurnId, TurnProgress, WakeId
 
 if TYPE_CHECKING:
+    from kvstore.lease import WakeTrigger
     from kvstore.planner import Planner
     from kvstore.snapshot import Snapshot
     from kvstore.types import BlockKey, StepReport, TransferId, TurnEngine, TurnSpec
 
 log = logging.getLogger(__name__)
+
+MOST_REMEMBERED_WAKES = 4096
+"""A turn follows its wake within milliseconds; hints that no turn follows must not pile up."""
 
 
 class Mover(Protocol):
@@ -128,6 +133,7 @@ class TierManager:
         self._mover = mover
         self._wakes: dict[WakeId, PendingWake] = {}
         self._wake_ids = itertools.count(1)
+        self._found_awake: dict[WakeId, None] = {}  # wakes that had nothing left to bring, oldest first
         self._moved = asyncio.Event()  # set and replaced whenever a transfer ends
         self._turns: dict[TurnId, _Turn] = {}
         self._ids = itertools.count(1)
@@ -142,11 +148,10 @@ class TierManager:
 
     # --- for the HTTP layer ---------------------------------------------------------------
 
-    async def acquire(self, spec: TurnSpec, wake: PendingWake | None = None) -> Lease:
+    async def acquire(self, spec: TurnSpec) -> Lease:
         """Wait until the turn is granted and running.
 
-        `wake` announced this turn: what it loads beyond the turn's prompt is cancelled. Cancelling
-        the wait withdraws the turn.
+        Cancelling the wait withdraws the turn.
 
         Raises:
             ContextTooLong: the prompt and one token more can never fit.
@@ -170,7 +175,7 @@ class TierManager:
                 output_tokens=turn.most_tokens - num_prompt,
                 priority=spec.priority,
                 cache=spec.cache,
-                wake=None if wake is None else wake.id,
+                wake=spec.wake,
             )
         )
         try:
@@ -203,16 +208,17 @@ class TierManager:
         self._post(WakeHinted(pending.id, tuple(keys), target, hold_seconds))
         return pending
 
-    async def sleep(self, keys: Sequence[BlockKey]) -> tuple[int, ...]:
-        """Move the chain of `keys` out of HBM as far as nobody needs it there; returns `where` it is then."""
+    async def sleep(self, keys: Sequence[BlockKey]) -> int:
+        """Move the chain of `keys` out of HBM as far as nobody needs it there; tokens that are only below then."""
         self._post(SleepWanted(tuple(keys)))
         while self._planner.where(keys)[Tier.HBM] and self._planner.snapshot().transfers:
             await self._moved.wait()
-        return self._planner.where(keys)
+        awake, *below = self._planner.where(keys)
+        return max(0, max(below, default=0) - awake) * self._planner.config.block_tokens
 
-    def where(self, keys: Sequence[BlockKey]) -> tuple[int, ...]:
-        """Per tier, how many blocks of the chain of `keys` are there."""
-        return self._planner.where(keys)
+    def blocks_by_tier(self, keys: Sequence[BlockKey]) -> dict[Tier, int]:
+        """How many blocks of the chain of `keys` each tier has a copy of."""
+        return {Tier(number): count for number, count in enumerate(self._planner.where(keys))}
 
     def record_branch(self, event: BranchRecorded) -> None:
         """Tell which chain a completed turn left behind, and what its client wants of it."""
@@ -331,7 +337,12 @@ class TierManager:
 
     def _on_wake_answered(self, action: AnswerWake) -> None:
         pending = self._wakes[action.wake]
+        was_asked_now = pending.tokens == 0
         pending.answer(action)
+        if was_asked_now and pending.status is WakeStatus.AWAKE:
+            self._found_awake[action.wake] = None
+            if len(self._found_awake) > MOST_REMEMBERED_WAKES:
+                del self._found_awake[next(iter(self._found_awake))]
         if pending.is_settled:
             del self._wakes[action.wake]
 
@@ -349,12 +360,22 @@ class TierManager:
             queue_seconds=max(0.0, self._clock() - turn.arrived - action.wake_seconds),
             reused={tier: blocks * block for tier, blocks in zip(Tier, action.reused_blocks, strict=True)},
             wake_seconds=action.wake_seconds,
+            wake_trigger=self._trigger(turn.spec.wake, action),
             miss=action.miss,
         )
         turn.lease = Lease(grant, turn.tokens, lambda: self._cancel(turn.id))
         self._engine.start(turn.id, turn.spec, action.cached_tokens, action.slots)
         if not turn.granted.done():
             turn.granted.set_result(turn.lease)
+
+    def _trigger(self, wake: WakeId | None, action: GrantTurn) -> WakeTrigger | None:
+        """What set off the wake of the blocks a turn was granted with; None where none had slept."""
+        was_awake = wake is not None and self._found_awake.pop(wake, 0) is None
+        if not any(action.reused_blocks[Tier.DRAM :]):
+            return None
+        if was_awake:
+            return "hint"  # somebody had brought them before the turn arrived, and no turn has used them since
+        return "arrival" if wake is not None else "queue"
 
     def _on_refused(self, turn: _Turn, reason: str) -> None:
         self._forget(turn)

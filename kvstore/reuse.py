@@ -57,8 +57,14 @@ def account(
     block_tokens: int,
     is_known_session: bool = True,
     cache: bool = True,
+    missed: MissReason = MissReason.EVICTED,
+    gone: MissReason = MissReason.NEW_SESSION,
 ) -> Reuse:
-    """Account for a prompt; `history_tokens` is 0 where it begins a new branch."""
+    """Account for a prompt; `history_tokens` is 0 where it begins a new branch.
+
+    `missed` is why shared blocks were not to be had, if any were not; `gone` why the session has no
+    history, if it has none.
+    """
     assert shared_tokens <= min(history_tokens, prompt_tokens)
     had = max(0, min(shared_tokens, history_tokens - 1))
     recomputed = max(0, had - reused_tokens)
@@ -67,24 +73,31 @@ def account(
         recomputed=recomputed,
         computed=prompt_tokens - reused_tokens - recomputed,
         miss_reason=_why(
-            prompt_tokens, history_tokens, shared_tokens, reused_tokens, block_tokens, is_known_session, cache
-        ),
+            _whole(shared_tokens, block_tokens),
+            _whole(min(shared_tokens, prompt_tokens - 1), block_tokens),
+            _whole(history_tokens - 1, block_tokens),
+            reused_tokens,
+            missed,
+        )
+        if cache and history_tokens
+        else _why_nothing(is_known_session, cache, gone),
         diverged_at=shared_tokens if shared_tokens < history_tokens else None,
     )
 
 
-def _why(
-    prompt: int, history: int, shared: int, reused: int, block_tokens: int, is_known_session: bool, cache: bool
-) -> MissReason | None:
+def _why_nothing(is_known_session: bool, cache: bool, gone: MissReason) -> MissReason:
     if not cache:
         return MissReason.CACHE_DISABLED
-    if history == 0:
-        return MissReason.NEW_BRANCH if is_known_session else MissReason.NEW_SESSION
-    own = min(reused, _whole(shared, block_tokens))  # blocks beyond what is shared are another conversation's
-    if own >= _whole(history - 1, block_tokens):
+    return MissReason.NEW_BRANCH if is_known_session else gone
+
+
+def _why(shared: int, wanted: int, history: int, reused: int, missed: MissReason) -> MissReason | None:
+    """All in tokens of whole blocks; `wanted` is what prompt and history share and the prompt could reuse."""
+    own = min(reused, shared)  # blocks beyond what is shared are another conversation's
+    if own >= history:
         return None
     # The first position lost decides: blocks that prompt and history share, or what comes after them.
-    return MissReason.EVICTED if own < _whole(min(shared, prompt - 1), block_tokens) else MissReason.PROMPT_DIVERGED
+    return missed if own < wanted else MissReason.PROMPT_DIVERGED
 
 
 def _whole(tokens: int, block_tokens: int) -> int:

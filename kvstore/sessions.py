@@ -11,6 +11,11 @@ The rules:
    no trace; a new branch or session that only it wanted goes with it.
 4. At most `max_branches` a session and `max_sessions` in all: the least recently active idle ones
    are forgotten first. What is busy is never forgotten to make room.
+5. A branch whose terms say so expires that long after its last activity; while a turn of it is in
+   flight it is active. Its session goes with the last of its branches.
+6. A fork is a session of its own that begins with the same histories. Sharing is by reference here
+   and by block key in the store, so neither copies anything.
+7. Whoever makes the book forget something tells the store: every method that forgets returns what.
 
     token_ids  [0, shared)  of the branch that a turn continues: the same in its prompt
                [shared, h)  superseded once that turn completes
@@ -19,77 +24,77 @@ The rules:
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from kvstore.chain import common_prefix
+from kvstore import chain
+from kvstore.deadlines import Deadlines
+from kvstore.errors import SessionEmpty, SessionTaken, SessionUnknown
+from kvstore.former import Former, FormerSessions, Gone
+from kvstore.history import NOTHING, History
+from kvstore.terms import SILENT, USUAL, Change, Terms, Wishes
+from kvstore.text_index import TextIndex
 
-DIGEST_BYTES = 16
-
-LOOKED_AT = 64
-"""Latest branches of one text that `find` compares; thousands may hold the same conversation."""
-
-
-class Seam(NamedTuple):
-    """The first `num_tokens` ids of a conversation are the first `text_length` characters of its text."""
-
-    text_length: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """A conversation as far as a completed turn took it, its answer included.
-
-    `text` is the rendered prompt and the answer as the client saw it; `seams`, in order, are where
-    ids and text part cleanly; `message_ends` tells where each message's content ends, in both.
-    The first assistant message begins at token `first_answer`. `digests` are of the text up to
-    the end of each answer (see `text_digests`): a later request without an id is known by them.
-    """
-
-    token_ids: array[int]
-    text: str
-    seams: tuple[Seam, ...]
-    first_answer: int
-    message_ends: tuple[Seam, ...] = ()
-    digests: tuple[bytes, ...] = ()
-
-
-NOTHING = History(array("I"), "", (), 0)
-"""What a branch has before its first turn completes."""
+if TYPE_CHECKING:
+    from kvstore.types import BlockKey
 
 
 @dataclass(slots=True, eq=False)
 class Branch:
-    """One conversation of a session; `index` is never given twice within it. Times as `now` was given."""
+    """One conversation of a session; `index` is never given twice within it. Times as `now` was given.
+
+    `keys` are those of its storable blocks, packed (chain.pack): full blocks of all tokens but the
+    last, which was sampled and never computed. `expected_return` is when its client means to be back.
+    """
 
     index: int
     last_active: float
-    priority: int = 0
+    terms: Terms = USUAL
     history: History = NOTHING
+    keys: bytes = b""
     turns: int = 0
     is_busy: bool = False
+    expected_return: float | None = None
 
     @property
     def kv_tokens(self) -> int:
         """Tokens whose K/V the last turn computed."""
         return max(0, len(self.history.token_ids) - 1)
 
+    @property
+    def block_keys(self) -> tuple[BlockKey, ...]:
+        """Keys of its storable blocks, in order."""
+        return chain.unpack(self.keys)
+
+    @property
+    def tip(self) -> BlockKey | None:
+        """The key of its last storable block: what the store knows it by."""
+        return chain.last(self.keys)
+
+    @property
+    def expires_at(self) -> float | None:
+        """When it will be gone unless something happens on it."""
+        return None if self.terms.expire_seconds is None else self.last_active + self.terms.expire_seconds
+
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """All branches of one (tenant, id), by index. `serial` orders sessions by when they were first seen."""
+    """All branches of one (tenant, id), by index. `serial` orders sessions by when they were first seen.
+
+    `terms` are those of branches yet to come.
+    """
 
     tenant: str
     id: str
     serial: int
+    created: float
     parent_id: str | None = None
     group: str | None = None
+    terms: Terms = USUAL
     branches: dict[int, Branch] = field(default_factory=dict)
     turns: int = 0
     last_active: float = 0.0
@@ -100,6 +105,12 @@ class Session:
     def is_busy(self) -> bool:
         """Some turn of it is in flight."""
         return any(branch.is_busy for branch in self.branches.values())
+
+    @property
+    def latest(self) -> Branch | None:
+        """The branch that a turn most likely continues: of those with a history an idle one, active last."""
+        told = (branch for branch in self.branches.values() if branch.turns)
+        return max(told, key=lambda branch: (not branch.is_busy, branch.last_active), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +127,17 @@ class Match:
 class OpenTurn:
     """A turn in flight: its branch is busy until `record` or `abandon` closes it.
 
-    `number` counts the branch's turns from 1. `forgotten` had to go to make room.
+    `number` counts the branch's turns from 1; `terms` are the branch's once it completes.
+    `former` is what the id was before, for a new session. `forgotten` had to go to make room.
     """
 
     session: Session
     branch: Branch
     match: Match
     number: int
+    terms: Terms
+    wishes: Wishes = SILENT
+    former: Former | None = None
     forgotten: tuple[tuple[Session, Branch], ...] = ()
     is_open: bool = True
 
@@ -131,12 +146,17 @@ class OpenTurn:
 class Recorded:
     """What a completed turn replaced: tokens [`kept_tokens`, end) of `previous_ids` are superseded.
 
-    `is_known` is false where the session was forgotten meanwhile: then nothing was recorded.
+    `superseded` are the keys of its storable blocks that the branch no longer has; the store knew
+    the branch by `old_tip` and knows it by `tip` from now on. `is_known` is false where the session
+    was forgotten meanwhile: then nothing was recorded.
     """
 
     is_known: bool
     previous_ids: array[int]
     kept_tokens: int
+    tip: BlockKey | None = None
+    old_tip: BlockKey | None = None
+    superseded: tuple[BlockKey, ...] = ()
 
     @property
     def superseded_tokens(self) -> int:
@@ -152,17 +172,6 @@ class Page:
     before: int | None
 
 
-def text_digests(text: str, ends: Sequence[int]) -> tuple[bytes, ...]:
-    """Running digests of `text` up to each of the ascending offsets `ends`; 16 bytes each."""
-    running = hashlib.blake2b(digest_size=DIGEST_BYTES, person=b"dormouse-text")
-    digests, start = [], 0
-    for end in ends:
-        running.update(text[start:end].encode("utf-8", "surrogatepass"))
-        digests.append(running.digest())
-        start = end
-    return tuple(digests)
-
-
 class SessionBook:
     """All sessions that are remembered, by tenant and id. Not thread-safe: the event loop owns it."""
 
@@ -173,7 +182,9 @@ class SessionBook:
         self.max_branches = max_branches
         self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()  # least recently active first
         self._by_serial: dict[str, dict[int, Session]] = {}
-        self._by_digest: dict[tuple[str, bytes], dict[Branch, Session]] = {}  # oldest first
+        self._texts = TextIndex()
+        self._former = FormerSessions(max_sessions)
+        self._expiries: Deadlines[tuple[Session, Branch]] = Deadlines()
         self._next_serial = 0
 
     def __len__(self) -> int:
@@ -203,7 +214,7 @@ class SessionBook:
         session = self.get(tenant, session_id)
         best: Match | None = None
         for branch in _idle(session) if session is not None else ():
-            shared = common_prefix(branch.history.token_ids, token_ids)
+            shared = chain.common_prefix(branch.history.token_ids, token_ids)
             if shared >= max(1, branch.history.first_answer) and (best is None or _beats(branch, shared, best)):
                 best = Match(branch, shared, len(branch.history.token_ids), True)
         return best if best is not None else Match(None, 0, 0, session is not None)
@@ -215,12 +226,16 @@ class SessionBook:
 
         Among equals the parent's own branches come first, then those of the same group, then the latest.
         """
-        for digest in reversed(digests):
-            latest = islice(reversed(self._by_digest.get((tenant, digest), {}).items()), LOOKED_AT)
-            found = [(branch, session) for branch, session in latest if not branch.is_busy]
-            if found:
-                return max(found, key=lambda each: _kinship(each[0], each[1], parent_id, group))[1]
-        return None
+        return self._texts.find(tenant, digests, parent_id=parent_id, group=group)
+
+    def former(self, tenant: str, session_id: str) -> Former | None:
+        """What became of a session that is no longer there; None: it never was, as far as is known."""
+        return self._former.get(tenant, session_id)
+
+    def serial(self, tenant: str, session_id: str) -> int | None:
+        """Where an id stands, or stood, among its tenant's: what `page` goes on from."""
+        known = self.get(tenant, session_id) or self.former(tenant, session_id)
+        return None if known is None else known.serial
 
     def page(self, tenant: str, *, before: int | None = None, limit: int = 100) -> Page:
         """Up to `limit` of a tenant's sessions first seen before serial `before`, newest first."""
@@ -233,6 +248,10 @@ class SessionBook:
             found.append(session)
         return Page(tuple(found), None)
 
+    def recent(self, offset: int = 0, limit: int = 100) -> list[Session]:
+        """Sessions of every tenant, the most recently active first."""
+        return list(islice(reversed(self._sessions.values()), offset, offset + limit))
+
     # --- turns ------------------------------------------------------------------------------
 
     def begin(
@@ -244,77 +263,197 @@ class SessionBook:
         *,
         parent_id: str | None = None,
         group: str | None = None,
-        priority: int = 0,
+        wishes: Wishes = SILENT,
     ) -> OpenTurn:
         """Start a turn on the branch that `token_ids` continues, or on a new one; marks it busy.
 
-        Close it with `record` or `abandon`, exactly once.
+        Close it with `record`, `abandon` or `discard`, exactly once.
         """
         match = self.match(tenant, session_id, token_ids)
-        session = self.get(tenant, session_id) or self._add(tenant, session_id, parent_id, group)
+        former = self.former(tenant, session_id)
+        session = self.get(tenant, session_id) or self._add(tenant, session_id, now, parent_id, group)
         branch = match.branch or self._branch_out(session, now)
         branch.is_busy = True
-        branch.priority = priority
         self._touch(session, branch, now)
         forgotten = (*self._trim_branches(session), *self._trim_sessions())
-        return OpenTurn(session, branch, match, branch.turns + 1, forgotten)
+        terms = branch.terms.with_wishes(wishes)
+        return OpenTurn(session, branch, match, branch.turns + 1, terms, wishes, former, forgotten)
 
-    def record(self, turn: OpenTurn, history: History, now: float) -> Recorded:
-        """Close a turn that completed: `history` replaces what its branch had."""
-        previous = self._close(turn).history
+    def record(self, turn: OpenTurn, history: History, now: float, keys: bytes = b"") -> Recorded:
+        """Close a turn that completed: `history` replaces what its branch had, and `keys` its block keys, packed."""
+        branch = self._close(turn)
+        previous, old_keys, old_tip = branch.history, branch.keys, branch.tip
         if turn.session.is_forgotten:
             return Recorded(False, array("I"), 0)
-        self._unindex(turn.session, turn.branch)
-        turn.branch.history = history
-        turn.branch.turns += 1
+        self._texts.remove(turn.session, branch)
+        branch.history, branch.keys = history, keys
+        # What was changed while the turn ran (PATCH) holds, where its request did not say otherwise.
+        branch.terms = branch.terms.with_wishes(turn.wishes)
+        idle = turn.wishes.expected_idle_seconds
+        branch.expected_return = None if idle is None else now + idle
+        branch.turns += 1
         turn.session.turns += 1
-        self._index(turn.session, turn.branch)
-        self._touch(turn.session, turn.branch, now)
-        return Recorded(True, previous.token_ids, common_prefix(previous.token_ids, history.token_ids))
+        self._texts.add(turn.session, branch)
+        self._touch(turn.session, branch, now)
+        self._set_expiry(turn.session, branch)
+        return Recorded(
+            is_known=True,
+            previous_ids=previous.token_ids,
+            kept_tokens=chain.common_prefix(previous.token_ids, history.token_ids),
+            tip=branch.tip,
+            old_tip=old_tip,
+            superseded=chain.beyond(old_keys, keys),
+        )
 
     def abandon(self, turn: OpenTurn) -> None:
         """Close a turn that did not complete (or must not be kept): its branch stays as it was."""
-        branch = self._close(turn)
-        session = turn.session
+        branch, session = self._close(turn), turn.session
         if branch.turns == 0:
             session.branches.pop(branch.index, None)
+        elif not session.is_forgotten:
+            self._set_expiry(session, branch)
         if not session.branches and not session.is_forgotten:
-            self.forget(session.tenant, session.id)
+            self._drop(session)
+            if turn.former is not None:
+                self._former.add(session.tenant, session.id, turn.former)
+
+    def discard(self, turn: OpenTurn) -> None:
+        """Close a turn of which nothing may stay: its branch goes, too."""
+        branch, session = self._close(turn), turn.session
+        if not session.is_forgotten:
+            self._drop_branch(session, branch, Gone.DELETED)
+
+    # --- terms ------------------------------------------------------------------------------
+
+    def change(self, tenant: str, session_id: str, change: Change) -> Session:
+        """Change the terms of all branches of a session and of those to come.
+
+        Raises:
+            SessionUnknown: it is not there.
+        """
+        session = self._known(tenant, session_id)
+        session.terms = change.applied_to(session.terms)
+        for branch in session.branches.values():
+            branch.terms = change.applied_to(branch.terms)
+            self._set_expiry(session, branch)
+        return session
+
+    def next_expiry(self) -> float | None:
+        """When `expire` will have something to do."""
+        return self._expiries.next()
+
+    def expire(self, now: float) -> list[tuple[Session, Branch]]:
+        """Drop the branches whose time has come, and sessions that have no other; says which."""
+        gone = []
+        for session, branch in self._expiries.take_due(now):
+            if not branch.is_busy:  # a busy one is looked at again when its turn ends
+                self._drop_branch(session, branch, Gone.EXPIRED)
+                gone.append((session, branch))
+        return gone
+
+    # --- forks ------------------------------------------------------------------------------
+
+    def fork(
+        self, tenant: str, session_id: str, new_id: str, now: float, *, branch: int | None = None
+    ) -> tuple[Session, tuple[tuple[Session, Branch], ...]]:
+        """A new session with the histories of this one's branches, or of one; and what had to go to make room.
+
+        A turn in flight has no part in it. Branches keep when they were last active: forking does not
+        put off an expiry.
+
+        Raises:
+            SessionUnknown: it is not there, or has no such branch.
+            SessionTaken: `new_id` is a session already.
+            SessionEmpty: no turn of it has completed yet.
+        """
+        source = self._known(tenant, session_id)
+        if branch is not None and branch not in source.branches:
+            raise SessionUnknown(session_id, branch)
+        if self.get(tenant, new_id) is not None:
+            raise SessionTaken(new_id)
+        told = [each for each in source.branches.values() if each.turns and branch in (None, each.index)]
+        if not told:
+            raise SessionEmpty(session_id)
+        session = self._add(tenant, new_id, now, session_id, source.group)
+        session.terms, session.next_branch = source.terms, source.next_branch
+        session.turns, session.last_active = sum(each.turns for each in told), now
+        for each in told:
+            own = replace(each, is_busy=False)
+            session.branches[own.index] = own
+            self._texts.add(session, own)
+            self._set_expiry(session, own)
+        return session, tuple(self._trim_sessions(keep=session))
 
     # --- forgetting -------------------------------------------------------------------------
 
     def forget(self, tenant: str, session_id: str) -> Session | None:
         """Drop a session with all its branches; turns in flight run on and are not recorded."""
-        session = self._sessions.pop((tenant, session_id), None)
-        if session is None:
-            return None
-        session.is_forgotten = True
-        own = self._by_serial[tenant]
-        del own[session.serial]
-        if not own:
-            del self._by_serial[tenant]
-        for branch in session.branches.values():
-            self._unindex(session, branch)
+        session = self.get(tenant, session_id)
+        if session is not None:
+            self._drop(session, Gone.DELETED)
         return session
 
-    def forget_all(self, tenant: str) -> list[Session]:
-        """Drop every session of a tenant."""
-        return [gone for session in self._of(tenant) if (gone := self.forget(tenant, session.id)) is not None]
+    def forget_all(self, tenant: str, *, before: int | None = None, limit: int | None = None) -> list[Session]:
+        """Drop a tenant's sessions, oldest first: those first seen before serial `before`, `limit` at most."""
+        old = (each for each in self._by_serial.get(tenant, {}).values() if before is None or each.serial < before)
+        chosen = list(islice(old, limit))
+        for session in chosen:
+            self._drop(session, Gone.DELETED)
+        return chosen
+
+    @property
+    def end_serial(self) -> int:
+        """Greater than any serial given so far."""
+        return self._next_serial
 
     # --- within -----------------------------------------------------------------------------
 
-    def _of(self, tenant: str) -> list[Session]:
-        return list(self._by_serial.get(tenant, {}).values())
+    def _known(self, tenant: str, session_id: str) -> Session:
+        session = self.get(tenant, session_id)
+        if session is None:
+            raise SessionUnknown(session_id)
+        return session
 
-    def _add(self, tenant: str, session_id: str, parent_id: str | None, group: str | None) -> Session:
-        session = Session(tenant, session_id, self._next_serial, parent_id, group)
+    def _add(self, tenant: str, session_id: str, now: float, parent_id: str | None, group: str | None) -> Session:
+        session = Session(tenant, session_id, self._next_serial, now, parent_id, group)
         self._next_serial += 1
         self._sessions[tenant, session_id] = session
         self._by_serial.setdefault(tenant, {})[session.serial] = session
+        self._former.discard(tenant, session_id)
         return session
 
+    def _drop(self, session: Session, why: Gone | None = None) -> None:
+        """Out of every index; `why` None leaves no trace of the id."""
+        del self._sessions[session.tenant, session.id]
+        session.is_forgotten = True
+        own = self._by_serial[session.tenant]
+        del own[session.serial]
+        if not own:
+            del self._by_serial[session.tenant]
+        for branch in session.branches.values():
+            self._leave_indexes(session, branch)
+        if why is not None:
+            self._former.add(session.tenant, session.id, Former(why, session.serial))
+
+    def _drop_branch(self, session: Session, branch: Branch, why: Gone) -> None:
+        self._leave_indexes(session, branch)
+        del session.branches[branch.index]
+        if not session.branches:
+            self._drop(session, why)
+
+    def _leave_indexes(self, session: Session, branch: Branch) -> None:
+        self._texts.remove(session, branch)
+        self._expiries.discard((session, branch))
+
+    def _set_expiry(self, session: Session, branch: Branch) -> None:
+        due = branch.expires_at
+        if due is None:
+            self._expiries.discard((session, branch))
+        elif not branch.is_busy:
+            self._expiries.set((session, branch), due)
+
     def _branch_out(self, session: Session, now: float) -> Branch:
-        branch = Branch(session.next_branch, now)
+        branch = Branch(session.next_branch, now, session.terms)
         session.next_branch += 1
         session.branches[branch.index] = branch
         return branch
@@ -335,43 +474,22 @@ class SessionBook:
             if not idle:
                 return
             oldest = min(idle, key=lambda branch: branch.last_active)
-            self._unindex(session, oldest)
-            del session.branches[oldest.index]
+            self._drop_branch(session, oldest, Gone.EVICTED)
             yield session, oldest
 
-    def _trim_sessions(self) -> Iterator[tuple[Session, Branch]]:
+    def _trim_sessions(self, keep: Session | None = None) -> Iterator[tuple[Session, Branch]]:
         while len(self._sessions) > self.max_sessions:
             # Busy ones were active lately, so they sit at the far end: this looks at one or two.
-            oldest = next((session for session in self._sessions.values() if not session.is_busy), None)
+            idle = (session for session in self._sessions.values() if session is not keep and not session.is_busy)
+            oldest = next(idle, None)
             if oldest is None:
                 return
-            self.forget(oldest.tenant, oldest.id)
+            self._drop(oldest, Gone.EVICTED)
             yield from ((oldest, branch) for branch in oldest.branches.values())
-
-    def _index(self, session: Session, branch: Branch) -> None:
-        for digest in branch.history.digests:
-            self._by_digest.setdefault((session.tenant, digest), {})[branch] = session
-
-    def _unindex(self, session: Session, branch: Branch) -> None:
-        for digest in branch.history.digests:
-            key = (session.tenant, digest)
-            sharing = self._by_digest.get(key, {})
-            sharing.pop(branch, None)
-            if not sharing:
-                self._by_digest.pop(key, None)
 
 
 def _idle(session: Session) -> Iterator[Branch]:
     return (branch for branch in session.branches.values() if not branch.is_busy)
-
-
-def _kinship(branch: Branch, session: Session, parent_id: str | None, group: str | None) -> tuple[bool, bool, float]:
-    """How close a branch is to a request that names its parent and its group, at most."""
-    return (
-        parent_id is not None and session.id == parent_id,
-        group is not None and session.group == group,
-        branch.last_active,
-    )
 
 
 def _beats(branch: Branch, shared: int, best: Match) -> bool:

@@ -113,7 +113,8 @@ class TurnSpec:
 
     `token_ids` is the whole prompt. `cache` false neither reads nor keeps. `payload` is
     handed to the engine untouched (sampling parameters and the like). `namespace` decides
-    which blocks may be shared. Lower `priority` is sooner.
+    which blocks may be shared. Lower `priority` is sooner. `wake` is the hint that announced it:
+    past the place where the prompt diverges from what was hinted, nothing more is loaded.
     """
 
     token_ids: array[int]
@@ -122,6 +123,7 @@ class TurnSpec:
     payload: object
     priority: int = 0
     cache: bool = True
+    wake: WakeId | None = None
 
 
 @dataclass(slots=True)

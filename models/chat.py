@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvstore.sessions import History, Seam, text_digests
+from kvstore.history import History, Seam, text_digests
 from models.control_tokens import ControlTokens
 from models.detokenize import Detokenizer, Kept, special_ids
 from models.errors import TemplateFailed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from kvstore.sessions import text_digests
+from kvstore.history import text_digests
 from models.errors import TemplateFailed, TemplateMissing
 
 if TYPE_CHECKING:

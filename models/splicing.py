@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvstore.sessions import History, Seam
+from kvstore.history import History, Seam
 from models.control_tokens import ControlTokens, Tokens
 
 if TYPE_CHECKING:

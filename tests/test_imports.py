@@ -26,7 +26,7 @@ ALLOWED = {
 
 PURE = {
     *(f"kvstore.{name}" for name in ("types", "errors", "events", "chain", "rows", "pool", "policy", "planner")),
-    "kvstore.sessions",
+    *(f"kvstore.{name}" for name in ("sessions", "history", "terms", "text_index", "former", "deadlines", "reuse")),
     "models.scheduler",
 }
 IMPURE_LIBRARY = {

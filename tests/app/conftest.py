@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.gateway import Gateway
+from app.hints import Hints
+from app.keeper import Keeper
 from app.metrics import Metrics
 from app.names import ServedNames
 from app.settings import Settings
@@ -21,6 +23,7 @@ from models import embedded
 from models.chat import ChatTemplate
 from models.loader import GenerationDefaults
 from tests.app.live import Live, live
+from tests.app.recording import RecordingStore
 from tests.app.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
@@ -66,6 +69,19 @@ class Scripted:
         self.engine = engine
         self.url = server.url
 
+    @property
+    def store(self) -> RecordingStore:
+        store = self.server.gateway.store
+        assert isinstance(store, RecordingStore)
+        return store
+
+    def check(self) -> None:
+        """Nothing runs, all laws hold, and book and store know of the same branches."""
+        if self.server.uvicorn.should_exit:
+            return
+        self.server.check_idle()
+        self.server.call(lambda: self.store.check_in_step_with(self.server.gateway.book))
+
     def pause(self) -> None:
         self.server.call(self.engine.pause)
 
@@ -109,8 +125,9 @@ def serve(tokenizer: PreTrainedTokenizerFast) -> Iterator[Callable[..., Scripted
                     await gateway.manager.drain(settings.drain_seconds)
 
             server = stack.enter_context(live(settings, opened))
-            stack.callback(server.check_idle_unless_stopped)
-            return Scripted(server, engine)
+            scripted = Scripted(server, engine)
+            stack.callback(scripted.check)
+            return scripted
 
         yield start
 
@@ -134,15 +151,20 @@ def scripted_gateway(
     engine.manager = manager
     metrics = Metrics(MissReason)
     metrics.watch_store(manager.snapshot)
+    store = RecordingStore()
+    book = SessionBook(max_sessions=settings.max_sessions, max_branches=settings.session_branches)
     return Gateway(
         settings=settings,
         names=ServedNames(NAME, settings.served_model_name),
         model_key=b"scripted-model-k",
         defaults=GenerationDefaults(),
         block_tokens=BLOCK_TOKENS,
+        block_bytes=4096,
         manager=manager,
+        store=store,
+        keeper=Keeper(book, store),
+        hints=Hints(store),
         chat=ChatTemplate(tokenizer),
-        book=SessionBook(max_sessions=settings.max_sessions, max_branches=settings.session_branches),
         metrics=metrics,
         text_threads=threads,
         started_at=int(time.time()),

@@ -86,9 +86,9 @@ def error_of(response: httpx.Response) -> dict[str, object]:
         ),
         (b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 2}', "n", "unsupported_parameter"),
         (
-            b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "session": {"expire_seconds": 1}}',
+            b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "session": {"expire_seconds": -1}}',
             "session.expire_seconds",
-            "unsupported_parameter",
+            "invalid_value",
         ),
         (
             b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "stop": ["a", ""]}',

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.schema import NOT_BUILT, ChatRequest
+from app.schema import NOT_BUILT, ChatRequest, SessionPatch
+from kvstore.terms import SILENT, Change, Persist, Wishes
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -176,22 +177,46 @@ def test_stream_options_without_a_stream_are_refused() -> None:
     assert context["param"] == "stream_options"
 
 
-@pytest.mark.parametrize("extras", [{"expire_seconds": 5}, {"persist": "none"}])
-def test_promises_that_cannot_be_kept_yet_are_refused(extras: dict[str, Any]) -> None:
-    loc, context, _ = first_error(body(session=extras))
-    assert loc == ("session",)
-    assert context["param"] in extras
-
-
-def test_soft_hints_are_accepted() -> None:
-    hints = {
+def test_what_is_asked_for_a_session_is_taken_over() -> None:
+    extras = {
         "expected_idle_seconds": 2.5,
         "keep_seconds": 1800,
-        "expire_seconds": None,
-        "persist": "disk",
+        "expire_seconds": 3600,
+        "persist": "memory",
         "final": True,
     }
-    assert ChatRequest.model_validate(body(session=hints)).session is not None
+    asked = ChatRequest.model_validate(body(session=extras, priority=-1)).wishes
+    assert asked == Wishes(-1, 1800.0, 3600.0, Persist.MEMORY, 2.5, True)
+
+
+@pytest.mark.parametrize("fields", [{}, {"session": {}}, {"session": None}, {"session": {"expire_seconds": None}}])
+def test_a_request_that_is_silent_asks_for_nothing(fields: dict[str, Any]) -> None:
+    assert ChatRequest.model_validate(body(**fields)).wishes == SILENT
+
+
+@pytest.mark.parametrize(
+    ("ttl", "seconds"), [("30m", 1800.0), ("1h", 3600.0), ("90s", 90.0), ("2d", 172_800.0), ("soon", None), ("", None)]
+)
+def test_openais_ttl_is_a_wish_to_be_kept(ttl: str, seconds: float | None) -> None:
+    assert ChatRequest.model_validate(body(prompt_cache_options={"ttl": ttl})).wishes.keep_seconds == seconds
+    both = body(prompt_cache_options={"ttl": ttl}, session={"keep_seconds": 5})
+    assert ChatRequest.model_validate(both).wishes.keep_seconds == 5.0
+
+
+@pytest.mark.parametrize(
+    "extras", [{"expire_seconds": -1}, {"keep_seconds": "60"}, {"persist": "tape"}, {"expire_seconds": float("inf")}]
+)
+def test_what_could_not_be_kept_is_refused_by_name(extras: dict[str, Any]) -> None:
+    loc, _, _ = first_error(body(session=extras))
+    assert loc == ("session", *extras)
+
+
+def test_a_patch_changes_what_it_names_and_null_takes_it_back() -> None:
+    assert SessionPatch.model_validate({}).change == Change()
+    assert SessionPatch.model_validate({"priority": 2, "pinned": True}).change == Change(priority=2, pinned=True)
+    assert SessionPatch.model_validate({"expire_seconds": 5}).change == Change(expire_seconds=5.0)
+    everything = dict.fromkeys(("priority", "keep_seconds", "expire_seconds", "pinned"))
+    assert SessionPatch.model_validate(everything).change == Change(0, 0.0, False, None, never_expires=True)
 
 
 @pytest.mark.parametrize("messages", [[], "hi", None, {}])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.chain import KEY_BYTES, common_prefix, extend, namespace
+from kvstore.chain import KEY_BYTES, beyond, common_prefix, extend, last, namespace, pack, unpack
 
 TOKENS = st.lists(st.integers(0, 200_000), max_size=40).map(lambda ids: array("I", ids))
 SPACE = namespace(b"model", "tenant", None)
@@ -61,3 +61,20 @@ def test_common_prefix_is_found_past_a_long_equal_start() -> None:
     left, right = array("I", range(10_000)), array("I", range(10_000))
     right[7_777] = 0
     assert common_prefix(left, right) == 7_777
+
+
+def test_packed_keys_are_what_they_were() -> None:
+    keys = extend(None, array("I", range(40)), 4, SPACE)
+    packed = pack(keys)
+    assert len(packed) == 16 * len(keys)
+    assert list(unpack(packed)) == keys
+    assert (last(packed), last(b"")) == (keys[-1], None)
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 12))
+def test_where_one_chain_leaves_another_is_where_their_tokens_part(shared: int, own: int, others: int) -> None:
+    mine = array("I", [*range(shared * 4), *[7] * (own * 4)])
+    theirs = array("I", [*range(shared * 4), *[8] * (others * 4)])
+    keys = extend(None, mine, 4, SPACE)
+    left = beyond(pack(keys), pack(extend(None, theirs, 4, SPACE)))
+    assert list(left) == keys[shared:]

@@ -81,3 +81,28 @@ def test_the_parts_add_up_and_a_miss_is_null_exactly_when_every_storable_block_w
     assert min(found.reused, found.recomputed, found.computed) >= 0
     is_whole = history > 0 and min(reused, shared // block * block) >= (history - 1) // block * block
     assert (found.miss_reason is None) == is_whole
+
+
+@pytest.mark.parametrize("missed", [MissReason.LOAD_TIMEOUT, MissReason.CORRUPT])
+def test_blocks_that_could_not_be_had_are_lost_for_the_reason_given(missed: MissReason) -> None:
+    lost = account(
+        prompt_tokens=150, history_tokens=120, shared_tokens=120, reused_tokens=32, block_tokens=BLOCK, missed=missed
+    )
+    assert lost.miss_reason is missed
+    edited = account(
+        prompt_tokens=150, history_tokens=120, shared_tokens=40, reused_tokens=32, block_tokens=BLOCK, missed=missed
+    )
+    assert edited.miss_reason is MissReason.PROMPT_DIVERGED  # nothing that was shared is missing
+
+
+def test_a_session_that_is_gone_says_why() -> None:
+    found = account(
+        prompt_tokens=50,
+        history_tokens=0,
+        shared_tokens=0,
+        reused_tokens=0,
+        block_tokens=BLOCK,
+        is_known_session=False,
+        gone=MissReason.EXPIRED,
+    )
+    assert found.miss_reason is MissReason.EXPIRED

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from array import array
+from contextlib import suppress
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstore.sessions import Branch, History, OpenTurn, Seam, SessionBook, text_digests
+from kvstore import chain
+from kvstore.errors import SessionEmpty, SessionTaken, SessionUnknown
+from kvstore.former import Former, Gone
+from kvstore.history import History, Seam, text_digests
+from kvstore.sessions import Branch, OpenTurn, SessionBook
+from kvstore.terms import SILENT, Change, Persist, Terms, Wishes
 
 TENANT = "acme"
 FIRST = (1, 10, 11, 12)  # a first prompt; its answer's message begins at its end
@@ -32,11 +39,18 @@ def run(
     now: float,
     first_answer: int = len(FIRST),
     digests: tuple[bytes, ...] = (),
+    wishes: Wishes = SILENT,
 ) -> OpenTurn:
     """A turn from its arrival to its end."""
-    turn = book.begin(TENANT, session_id, ids(*prompt), now)
-    book.record(turn, history(*prompt, *answer, first_answer=first_answer, digests=digests), now + 0.5)
+    turn = book.begin(TENANT, session_id, ids(*prompt), now, wishes=wishes)
+    told = history(*prompt, *answer, first_answer=first_answer, digests=digests)
+    book.record(turn, told, now + 0.5, keys(*prompt, *answer))
     return turn
+
+
+def keys(*tokens: int) -> bytes:
+    """Packed keys of blocks of two tokens, the last token left out as everywhere."""
+    return chain.pack(chain.extend(None, ids(*tokens[:-1]), 2, chain.namespace(b"m", TENANT, None)))
 
 
 def branch_tokens(book: SessionBook, session_id: str) -> dict[int, list[int]]:
@@ -257,6 +271,257 @@ def test_a_prompt_may_be_spliced_from_a_branch_that_is_busy() -> None:
     assert [list(each.token_ids) for each in book.histories(TENANT, "s")] == [[*FIRST, 20, 21]]
 
 
+# --- what the store is told ---------------------------------------------------------------
+
+
+def test_recording_tells_the_store_where_the_branch_was_and_is_and_what_it_left() -> None:
+    book = SessionBook()
+    run(book, "s", FIRST, (20, 21, 22), 1.0)
+    turn = book.begin(TENANT, "s", ids(*FIRST), 2.0)
+    recorded = book.record(turn, history(*FIRST, 29, 28), 3.0, keys(*FIRST, 29, 28))
+    old, new = chain.unpack(keys(*FIRST, 20, 21, 22)), chain.unpack(keys(*FIRST, 29, 28))
+    assert (recorded.old_tip, recorded.tip) == (old[-1], new[-1])
+    assert recorded.superseded == old[2:]
+    assert turn.branch.block_keys == new
+
+
+def test_a_history_without_a_whole_block_has_no_tip() -> None:
+    book = SessionBook()
+    turn = book.begin(TENANT, "s", ids(1), 1.0)
+    recorded = book.record(turn, history(1, 2, first_answer=1), 2.0, keys(1, 2))
+    assert (recorded.tip, recorded.old_tip, recorded.superseded) == (None, None, ())
+
+
+# --- terms and expiry ---------------------------------------------------------------------
+
+
+def test_a_turn_that_is_silent_leaves_the_terms_of_its_branch_as_they_were() -> None:
+    book = SessionBook()
+    asked = Wishes(priority=-1, keep_seconds=60.0, expire_seconds=100.0, persist=Persist.MEMORY)
+    turn = run(book, "s", FIRST, (20,), 1.0, wishes=asked)
+    follow_up = run(book, "s", (*FIRST, 20, 30), (40,), 2.0)
+    assert follow_up.branch is turn.branch
+    assert turn.branch.terms == follow_up.terms == Terms(-1, 60.0, False, 100.0, Persist.MEMORY)
+
+
+def test_a_turn_that_does_not_complete_changes_no_terms() -> None:
+    book = SessionBook()
+    turn = run(book, "s", FIRST, (20,), 1.0)
+    failed = book.begin(TENANT, "s", ids(*FIRST, 20, 30), 2.0, wishes=Wishes(expire_seconds=1.0))
+    assert failed.terms.expire_seconds == 1.0
+    book.abandon(failed)
+    assert turn.branch.terms == Terms()
+    assert book.next_expiry() is None
+
+
+def test_a_branch_expires_after_its_last_activity_and_takes_its_session_along() -> None:
+    book = SessionBook()
+    turn = run(book, "s", FIRST, (20,), 1.0, digests=(b"d",), wishes=Wishes(expire_seconds=10.0))
+    assert book.next_expiry() == 11.5
+    run(book, "s", (*FIRST, 20, 30), (40,), 5.0, digests=(b"e",))
+    assert book.next_expiry() == 15.5
+    assert book.expire(15.4) == []
+    assert book.expire(15.5) == [(turn.session, turn.branch)]
+    assert book.get(TENANT, "s") is None
+    assert book.find(TENANT, [b"d", b"e"]) is None
+    assert book.former(TENANT, "s") == Former(Gone.EXPIRED, 0)
+    assert (book.next_expiry(), len(book)) == (None, 0)
+
+
+def test_a_branch_expires_alone_where_others_live_on() -> None:
+    book = SessionBook()
+    run(book, "s", FIRST, (20,), 1.0, wishes=Wishes(expire_seconds=10.0))
+    run(book, "s", TITLE, (95,), 2.0, first_answer=len(TITLE))
+    assert [branch.index for _, branch in book.expire(20.0)] == [0]
+    assert branch_tokens(book, "s") == {1: [*TITLE, 95]}
+    assert book.former(TENANT, "s") is None
+
+
+@pytest.mark.parametrize("completes", [True, False])
+def test_a_branch_does_not_expire_while_its_turn_runs(completes: bool) -> None:
+    book = SessionBook()
+    run(book, "s", FIRST, (20,), 1.0, wishes=Wishes(expire_seconds=10.0))
+    turn = book.begin(TENANT, "s", ids(*FIRST, 20, 30), 9.0)
+    assert book.expire(50.0) == []
+    assert book.next_expiry() is None
+    if completes:
+        book.record(turn, history(*FIRST, 20, 30, 40), 60.0)
+        assert book.next_expiry() == 70.0
+    else:
+        book.abandon(turn)
+        assert book.next_expiry() == 19.0  # it was active when the turn began
+        assert book.expire(60.0) == [(turn.session, turn.branch)]
+
+
+def test_terms_of_a_session_are_changed_for_all_its_branches_and_those_to_come() -> None:
+    book = SessionBook()
+    first = run(book, "s", FIRST, (20,), 1.0, wishes=Wishes(keep_seconds=5.0))
+    book.change(TENANT, "s", Change(priority=3, pinned=True, expire_seconds=10.0))
+    assert first.branch.terms == Terms(3, 5.0, True, 10.0)
+    assert book.next_expiry() == 11.5
+    title = run(book, "s", TITLE, (95,), 2.0, first_answer=len(TITLE))
+    assert title.branch.terms == Terms(3, 0.0, True, 10.0)
+    book.change(TENANT, "s", Change(never_expires=True, pinned=False))
+    assert {branch.terms.expire_seconds for branch in first.session.branches.values()} == {None}
+    assert book.next_expiry() is None
+    with pytest.raises(SessionUnknown):
+        book.change(TENANT, "other", Change())
+
+
+def test_a_change_made_while_a_turn_runs_holds_unless_its_request_said_otherwise() -> None:
+    book = SessionBook()
+    turn = book.begin(TENANT, "s", ids(*FIRST), 1.0, wishes=Wishes(keep_seconds=5.0))
+    book.change(TENANT, "s", Change(priority=4, keep_seconds=50.0))
+    book.record(turn, history(*FIRST, 20), 2.0)
+    assert (turn.branch.terms.priority, turn.branch.terms.keep_seconds) == (4, 5.0)
+
+
+def test_a_branch_remembers_when_its_client_means_to_return_until_the_next_turn() -> None:
+    book = SessionBook()
+    turn = run(book, "s", FIRST, (20,), 1.0, wishes=Wishes(expected_idle_seconds=8.0))
+    assert turn.branch.expected_return == 9.5
+    run(book, "s", (*FIRST, 20, 30), (40,), 10.0)
+    assert turn.branch.expected_return is None
+
+
+# --- forks --------------------------------------------------------------------------------
+
+
+def test_a_fork_has_the_same_histories_and_goes_its_own_way() -> None:
+    book = SessionBook()
+    source = run(book, "s", FIRST, (20,), 1.0, wishes=Wishes(keep_seconds=7.0)).session
+    run(book, "s", TITLE, (95,), 2.0, first_answer=len(TITLE))
+    fork, forgotten = book.fork(TENANT, "s", "t", 5.0)
+    assert forgotten == ()
+    assert (fork.parent_id, fork.turns, fork.last_active, fork.created) == ("s", 2, 5.0, 5.0)
+    for index, branch in fork.branches.items():
+        original = source.branches[index]
+        assert branch is not original
+        assert branch.history is original.history  # shared, not copied
+        assert (branch.keys, branch.terms, branch.turns) == (original.keys, original.terms, original.turns)
+    run(book, "t", (*FIRST, 20, 30), (40,), 6.0)
+    assert branch_tokens(book, "s")[0] == [*FIRST, 20]
+    assert branch_tokens(book, "t")[0] == [*FIRST, 20, 30, 40]
+
+
+def test_a_fork_of_one_branch_leaves_the_others_behind() -> None:
+    book = SessionBook()
+    run(book, "s", FIRST, (20,), 1.0)
+    run(book, "s", TITLE, (95,), 2.0, first_answer=len(TITLE))
+    fork, _ = book.fork(TENANT, "s", "t", 5.0, branch=1)
+    assert branch_tokens(book, "t") == {1: [*TITLE, 95]}
+    assert fork.next_branch == 2
+
+
+def test_a_turn_in_flight_has_no_part_in_a_fork() -> None:
+    book = SessionBook()
+    run(book, "s", FIRST, (20,), 1.0)
+    turn = book.begin(TENANT, "s", ids(*FIRST, 20, 30), 2.0)
+    fork, _ = book.fork(TENANT, "s", "t", 3.0)
+    assert not fork.is_busy
+    book.record(turn, history(*FIRST, 20, 30, 40), 4.0)
+    assert branch_tokens(book, "t") == {0: [*FIRST, 20]}
+
+
+def test_forking_puts_no_expiry_off() -> None:
+    book = SessionBook()
+    run(book, "s", FIRST, (20,), 1.0, wishes=Wishes(expire_seconds=10.0))
+    book.fork(TENANT, "s", "t", 9.0)
+    assert {session.id for session, _ in book.expire(11.5)} == {"s", "t"}
+
+
+def test_a_fork_that_cannot_be_is_refused_and_leaves_nothing() -> None:
+    book = SessionBook()
+    with pytest.raises(SessionUnknown):
+        book.fork(TENANT, "s", "t", 1.0)
+    turn = book.begin(TENANT, "s", ids(*FIRST), 1.0)
+    with pytest.raises(SessionEmpty):
+        book.fork(TENANT, "s", "t", 1.0)
+    with pytest.raises(SessionTaken):
+        book.fork(TENANT, "s", "s", 1.0)
+    with pytest.raises(SessionUnknown):
+        book.fork(TENANT, "s", "t", 1.0, branch=7)
+    book.abandon(turn)
+    assert len(book) == 0
+
+
+def test_a_fork_makes_room_by_forgetting_the_least_recent_other() -> None:
+    book = SessionBook(max_sessions=2)
+    run(book, "a", FIRST, (20,), 1.0)
+    run(book, "b", FIRST, (20,), 2.0)
+    _, forgotten = book.fork(TENANT, "b", "c", 3.0)
+    assert [session.id for session, _ in forgotten] == ["a"]
+    assert book.former(TENANT, "a") == Former(Gone.EVICTED, 0)
+
+
+# --- ids that were ------------------------------------------------------------------------
+
+
+def test_an_id_that_was_a_session_is_remembered_until_it_is_one_again() -> None:
+    book = SessionBook()
+    run(book, "s", FIRST, (20,), 1.0)
+    book.forget(TENANT, "s")
+    assert book.former(TENANT, "s") == Former(Gone.DELETED, 0)
+    assert book.former("other", "s") is None
+    turn = book.begin(TENANT, "s", ids(*FIRST), 2.0)
+    assert turn.former == Former(Gone.DELETED, 0)
+    assert book.former(TENANT, "s") is None
+    book.abandon(turn)  # no trace, so the id is what it was before
+    assert book.former(TENANT, "s") == Former(Gone.DELETED, 0)
+
+
+def test_an_id_whose_only_turn_was_abandoned_never_was_a_session() -> None:
+    book = SessionBook()
+    book.abandon(book.begin(TENANT, "s", ids(*FIRST), 1.0))
+    assert book.former(TENANT, "s") is None
+
+
+def test_no_more_former_ids_are_kept_than_sessions() -> None:
+    book = SessionBook(max_sessions=2)
+    for number in range(5):
+        run(book, f"s{number}", FIRST, (20,), float(number))
+    assert [book.former(TENANT, f"s{number}") is None for number in range(5)] == [True, False, False, True, True]
+
+
+def test_a_discarded_turn_takes_its_branch_along() -> None:
+    book = SessionBook()
+    run(book, "s", FIRST, (20,), 1.0)
+    run(book, "s", TITLE, (95,), 2.0, first_answer=len(TITLE))
+    book.discard(book.begin(TENANT, "s", ids(*FIRST, 20, 30), 3.0))
+    assert branch_tokens(book, "s") == {1: [*TITLE, 95]}
+    book.discard(book.begin(TENANT, "s", ids(*TITLE, 95, 30), 4.0))
+    assert book.get(TENANT, "s") is None
+
+
+def test_a_list_goes_on_behind_a_session_that_was_deleted_meanwhile() -> None:
+    book = SessionBook()
+    for number in range(4):
+        run(book, f"s{number}", FIRST, (20,), float(number))
+    book.forget(TENANT, "s2")
+    assert [session.id for session in book.page(TENANT, before=book.serial(TENANT, "s2")).sessions] == ["s1", "s0"]
+    assert book.serial(TENANT, "never") is None
+
+
+def test_a_tenant_may_be_forgotten_in_portions_without_what_came_later() -> None:
+    book = SessionBook()
+    for number in range(5):
+        run(book, f"s{number}", FIRST, (20,), float(number))
+    until = book.end_serial
+    run(book, "late", FIRST, (20,), 9.0)
+    portions = [len(book.forget_all(TENANT, before=until, limit=2)) for _ in range(4)]
+    assert portions == [2, 2, 1, 0]
+    assert [session.id for session in book.page(TENANT).sessions] == ["late"]
+
+
+def test_the_most_recently_active_come_first_whoever_they_belong_to() -> None:
+    book = SessionBook()
+    for moment, (tenant, name) in enumerate((("x", "a"), ("y", "b"), ("x", "c"))):
+        turn = book.begin(tenant, name, ids(*FIRST), float(moment))
+        book.record(turn, history(*FIRST, 20), float(moment))
+    assert [session.id for session in book.recent()] == ["c", "b", "a"]
+    assert [session.id for session in book.recent(1, 1)] == ["b"]
+
+
 class Bookkeeping(RuleBasedStateMachine):
     """Turns begin and end in any order; the book's bounds and indexes hold throughout."""
 
@@ -269,7 +534,8 @@ class Bookkeeping(RuleBasedStateMachine):
     @rule(name=st.sampled_from("abcd"), prompt=st.lists(st.integers(1, 3), min_size=1, max_size=5))
     def arrive(self, name: str, prompt: list[int]) -> None:
         self.now += 1
-        self.open.append((self.book.begin(TENANT, name, ids(*prompt), self.now), tuple(prompt)))
+        wishes = Wishes(expire_seconds=float(prompt[0])) if len(prompt) == 1 else SILENT
+        self.open.append((self.book.begin(TENANT, name, ids(*prompt), self.now, wishes=wishes), tuple(prompt)))
 
     @rule(place=st.integers(0, 9), answer=st.integers(1, 3))
     def complete(self, place: int, answer: int) -> None:
@@ -287,6 +553,29 @@ class Bookkeeping(RuleBasedStateMachine):
     @rule(name=st.sampled_from("abcd"))
     def delete(self, name: str) -> None:
         self.book.forget(TENANT, name)
+
+    @rule(place=st.integers(0, 9))
+    def discard(self, place: int) -> None:
+        if self.open:
+            self.book.discard(self.open.pop(place % len(self.open))[0])
+
+    @rule(name=st.sampled_from("abcd"), new=st.sampled_from("abcd"))
+    def fork(self, name: str, new: str) -> None:
+        with suppress(SessionUnknown, SessionTaken, SessionEmpty):
+            self.book.fork(TENANT, name, new, self.now)
+
+    @rule(seconds=st.integers(0, 4))
+    def time_passes(self, seconds: int) -> None:
+        self.now += seconds
+        self.book.expire(self.now)
+
+    @invariant()
+    def nothing_idle_outlives_its_expiry(self) -> None:
+        due = self.book.next_expiry()
+        branches = [each for session in self.book.page(TENANT).sessions for each in session.branches.values()]
+        idle = [each.expires_at for each in branches if each.expires_at is not None and not each.is_busy]
+        assert due is None or due <= min(idle, default=due)
+        assert due is not None or not idle
 
     @invariant()
     def busy_branches_are_those_of_open_turns(self) -> None:

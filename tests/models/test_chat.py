@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.chain import common_prefix
-from kvstore.sessions import History, Seam, SessionBook
+from kvstore.history import History, Seam
+from kvstore.sessions import SessionBook
 from models.chat import ChatTemplate
 from models.control_tokens import ControlTokens
 from models.errors import TemplateFailed, TemplateMissing

@@ -1,0 +1,51 @@
+"""What one conversation has said so far, in exact tokens and in text (pure)."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+DIGEST_BYTES = 16
+
+
+class Seam(NamedTuple):
+    """The first `num_tokens` ids of a conversation are the first `text_length` characters of its text."""
+
+    text_length: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A conversation as far as a completed turn took it, its answer included.
+
+    `text` is the rendered prompt and the answer as the client saw it; `seams`, in order, are where
+    ids and text part cleanly; `message_ends` tells where each message's content ends, in both.
+    The first assistant message begins at token `first_answer`. `digests` are of the text up to
+    the end of each answer (see `text_digests`): a later request without an id is known by them.
+    """
+
+    token_ids: array[int]
+    text: str
+    seams: tuple[Seam, ...]
+    first_answer: int
+    message_ends: tuple[Seam, ...] = ()
+    digests: tuple[bytes, ...] = ()
+
+
+NOTHING = History(array("I"), "", (), 0)
+"""What a branch has before its first turn completes."""
+
+
+def text_digests(text: str, ends: Sequence[int]) -> tuple[bytes, ...]:
+    """Running digests of `text` up to each of the ascending offsets `ends`; 16 bytes each."""
+    running = hashlib.blake2b(digest_size=DIGEST_BYTES, person=b"dormouse-text")
+    digests, start = [], 0
+    for end in ends:
+        running.update(text[start:end].encode("utf-8", "surrogatepass"))
+        digests.append(running.digest())
+        start = end
+    return tuple(digests)
