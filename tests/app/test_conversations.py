@@ -193,8 +193,8 @@ def test_agents_without_ids_are_told_apart_by_their_text(http: httpx.Client) -> 
 
 @pytest.fixture(scope="module")
 def small(cache_dir: Path) -> Iterator[Live]:
-    """HBM for 10 blocks: three short conversations at most."""
-    settings = Settings(model="embedded", hbm_bytes=10 * 737_280, cache_dir=cache_dir, drain_seconds=5)
+    """HBM for 10 blocks, three short conversations at most, and nothing below it."""
+    settings = Settings(model="embedded", hbm_bytes=10 * 737_280, dram_bytes=0, cache_dir=cache_dir, drain_seconds=5)
     with live(settings) as server:
         yield server
         server.check_idle()
@@ -213,6 +213,29 @@ def test_the_least_recent_give_way_and_their_next_turn_says_evicted(small: Live)
         alone = Chat(http, "alone", chats[2].messages[0]["content"])
         assert [alone.ask(question) for question in QUESTIONS[:3]] == texts[2]
     assert small.gateway.manager.max_context == 10 * BLOCK
+
+
+def test_the_least_recent_sleep_in_dram_and_wake_with_nothing_lost(cache_dir: Path) -> None:
+    slot = 737_280
+    settings = Settings(
+        model="embedded", hbm_bytes=10 * slot, dram_bytes=64 * slot, cache_dir=cache_dir, drain_seconds=5
+    )
+    with live(settings) as server, client(server) as http:
+        chats = [Chat(http, f"s{number}", f"You are number {number}. {SYSTEM}") for number in range(6)]
+        sessions = []
+        for question in QUESTIONS[:3]:
+            for chat in chats:
+                chat.ask(question)
+                sessions.append(chat.session)
+        assert {session["miss_reason"] for session in sessions[len(chats) :]} == {None}
+        woken = [session for session in sessions if session["woke_from"] == "dram"]
+        assert woken
+        for session in woken:
+            assert session["reused_tokens"]["dram"] > 0
+            assert session["wake_trigger"] == "arrival"
+            assert session["wake_ms"] >= 0
+        assert all(session["recomputed_tokens"] < BLOCK for session in sessions)
+        server.check_idle()
 
 
 def test_many_concurrent_turns_that_outgrow_hbm_all_say_what_they_say_alone(small: Live) -> None:
