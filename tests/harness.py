@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from kvstore.lease import Grant
-    from kvstore.manager import Mover
     from kvstore.snapshot import Snapshot
+    from kvstore.tiers.base import SlotStore
     from kvstore.types import StepReport
     from models.loader import LoadedModel
 
@@ -143,14 +143,15 @@ async def bench(
     output_slice_tokens: int = 64,
     dram_slots: int = 0,
     exact: bool = True,
-    wrapped: Callable[[Mover], Mover] = lambda mover: mover,
+    store: Callable[[SlotStore], SlotStore] = lambda store: store,
+    wake_deadline_seconds: float = 60.0,
 ) -> AsyncIterator[Bench]:
     """A running store and engine over `loaded`; checked to be idle and lawful at the end."""
     block_tokens = loaded.layout.block_tokens
     runner = Runner(loaded.model, loaded.layout, hbm_slots, exact=exact)
     slab = DramSlab(dram_slots, loaded.layout.slot_bytes)
     slab.open()
-    stores = {Tier.HBM: hbm_store(runner.arena, slab.slot_bytes)}
+    stores = {Tier.HBM: store(hbm_store(runner.arena, slab.slot_bytes))}
     transfers = Transfers(slab, stores, {Tier.DRAM: Workers("dram-copy", 1)})
     planner = Planner(
         PlannerConfig(
@@ -162,8 +163,8 @@ async def bench(
             output_slice_tokens=output_slice_tokens,
             dram_slots=dram_slots,
             ring_slots=0,
-            wake_deadline_seconds=60.0,
-            demote_deadline_seconds=60.0,
+            wake_deadline_seconds=wake_deadline_seconds,
+            demote_deadline_seconds=wake_deadline_seconds,
         )
     )
     context = min(max_context or loaded.max_positions, hbm_slots * block_tokens)
@@ -185,7 +186,7 @@ async def bench(
         prefill_chunk_tokens=prefill_chunk_tokens,
         on_step=on_step,
     )
-    manager = TierManager(planner, engine, max_context=context, mover=wrapped(transfers))
+    manager = TierManager(planner, engine, max_context=context, mover=transfers)
     it = Bench(manager, engine, runner)
     engine.open()
     try:

@@ -1,0 +1,164 @@
+"""Sessions asleep in DRAM on the real model: faults, cancellation, many sessions, little memory."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore import chain
+from kvstore.events import WakeStatus
+from kvstore.types import Tier, TurnSpec
+from models.sampling import SamplingParams
+from tests.harness import SPACE, Bench, bench
+from tests.kvstore.stores import FaultyStore, GatedStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvstore.tiers.base import SlotStore
+    from kvstore.types import BlockKey
+    from models.loader import LoadedModel
+
+    RealText = Callable[[int, int], array[int]]
+
+
+def keys_of(token_ids: array[int]) -> list[BlockKey]:
+    return chain.extend(None, token_ids[:-1], 32, SPACE)
+
+
+@pytest.mark.usefixtures("exact_machine")
+@pytest.mark.parametrize("seed", range(3))
+async def test_copies_that_come_late_or_fail_change_no_output(
+    loaded: LoadedModel, real_text: RealText, seed: int
+) -> None:
+    prompts = [real_text(100 + 9 * number, number) for number in range(6)]
+
+    async def three_turns(it: Bench, prompt: array[int]) -> list[list[int]]:
+        answers, history = [], prompt
+        for word in (11, 12, 13):
+            outcome = await it.turn([*history, word], 8, ignore_eos=True)
+            answers.append(outcome.output_ids)
+            history = outcome.token_ids
+            await it.manager.sleep(keys_of(history))
+        return answers
+
+    async with bench(loaded, hbm_slots=200) as calm:
+        expected = [await three_turns(calm, prompt) for prompt in prompts]
+    faulty: list[FaultyStore] = []
+
+    def breaking(store: SlotStore) -> SlotStore:
+        chances = {"late": 0.5, "delay_seconds": 0.3, "short": 0.3, "raising": 0.1}
+        faulty.append(FaultyStore(store, Random(seed), **chances))
+        return faulty[0]
+
+    sizes = {"hbm_slots": 14, "dram_slots": 60, "output_slice_tokens": 4, "wake_deadline_seconds": 0.2}
+    async with bench(loaded, store=breaking, **sizes) as it:  # type: ignore[arg-type]
+        told = await asyncio.gather(*(three_turns(it, prompt) for prompt in prompts))
+    assert told == expected
+    assert faulty[0].num_faults > 0
+
+
+async def test_a_client_that_leaves_while_its_session_wakes_gives_everything_back(
+    loaded: LoadedModel, real_text: RealText
+) -> None:
+    gates: list[GatedStore] = []
+
+    def gated(store: SlotStore) -> SlotStore:
+        gates.append(GatedStore(store))
+        return gates[0]
+
+    async with bench(loaded, hbm_slots=40, dram_slots=40, store=gated) as it:
+        gates[0].let_pass(8)
+        first = await it.turn(real_text(130, 1), 8, ignore_eos=True)
+        await it.manager.sleep(keys_of(first.token_ids))
+        assert it.manager.blocks_by_tier(keys_of(first.token_ids)) == {Tier.HBM: 0, Tier.DRAM: 4}
+        waking = asyncio.create_task(it.turn([*first.token_ids, 5], 4, ignore_eos=True))
+        await it.until(lambda snapshot: snapshot.turns.waking == 1 and snapshot.transfers > 0)
+        waking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waking
+        snapshot = it.manager.snapshot()
+        assert snapshot.turns.waking == snapshot.turns.granted == snapshot.turns.waiting == 0
+        gates[0].let_pass(1000)
+        await it.until(lambda snapshot: snapshot.transfers == 0)
+        again = await it.turn([*first.token_ids, 5], 4, ignore_eos=True)
+        assert again.grant.cached_tokens == 128
+
+
+async def test_a_hint_wakes_a_session_before_its_turn(loaded: LoadedModel, real_text: RealText) -> None:
+    async with bench(loaded, hbm_slots=40, dram_slots=40) as it:
+        first = await it.turn(real_text(130, 1), 8, ignore_eos=True)
+        keys = keys_of(first.token_ids)
+        assert await it.manager.sleep(keys) == 128
+        wake = it.manager.wake(keys, Tier.HBM, 30.0)
+        assert wake.status is WakeStatus.WAKING
+        await wake.settled()
+        assert (wake.status, wake.tokens, wake.origin) == (WakeStatus.AWAKE, 128, Tier.DRAM)
+        assert it.manager.blocks_by_tier(keys)[Tier.HBM] == 4
+        params = SamplingParams(temperature=0.0, max_new_tokens=2)
+        announced = it.manager.wake(keys, Tier.HBM, 1.0)
+        spec = TurnSpec(array("I", [*first.token_ids, 5]), 2, SPACE, params, wake=announced.id)
+        lease = await it.manager.acquire(spec)
+        assert lease.grant.reused == {Tier.HBM: 0, Tier.DRAM: 128, Tier.NVME: 0}
+        assert lease.grant.wake_trigger == "hint"
+        await lease.close()
+
+
+async def test_24_sessions_of_600_tokens_with_hbm_for_few_reuse_nearly_everything(
+    loaded: LoadedModel, real_text: RealText
+) -> None:
+    """In random order, several at once; DRAM holds all of them, HBM an eighth."""
+    random = Random(7)
+    histories = {number: real_text(600, number) for number in range(24)}
+    order = [number for number in range(24) for _ in range(3)]
+    random.shuffle(order)
+    running = {number: asyncio.Lock() for number in histories}
+    at_once = asyncio.Semaphore(8)
+    reused = storable = 0
+
+    async with bench(loaded, hbm_slots=190, dram_slots=560) as it:
+
+        async def turn(number: int, is_first: bool) -> None:
+            nonlocal reused, storable
+            async with running[number], at_once:
+                history = histories[number]
+                outcome = await it.turn([*history, 100 + number], 4, ignore_eos=True)
+                histories[number] = outcome.token_ids
+                if not is_first:
+                    reused += outcome.grant.cached_tokens // 32
+                    storable += (len(history) - 1) // 32
+
+        seen: set[int] = set()
+        turns = []
+        for number in order:
+            turns.append(turn(number, number not in seen))
+            seen.add(number)
+        await asyncio.gather(*turns)
+        assert it.manager.snapshot().totals.loaded > 0
+    assert storable == 48 * 18
+    assert reused >= 0.995 * storable
+
+
+async def test_a_long_prompt_among_a_stream_of_short_ones_starts_within_the_age_limit(
+    loaded: LoadedModel, real_text: RealText
+) -> None:
+    async with bench(loaded, hbm_slots=24, age_limit_seconds=0.5, max_running=64) as it:
+        stop = asyncio.Event()
+
+        async def short_ones(which: int) -> None:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                await it.turn([which, number, *real_text(40, which)], 24, ignore_eos=True)
+
+        streams = [asyncio.create_task(short_ones(which)) for which in range(12)]
+        await it.until(lambda snapshot: snapshot.turns.waiting > 0 or snapshot.turns.granted > 6)
+        long = await it.turn(real_text(700, 9), 2, ignore_eos=True)
+        stop.set()
+        await asyncio.gather(*streams)
+        assert len(long.output_ids) == 2
+        assert long.grant.queue_seconds < 10
