@@ -17,7 +17,7 @@ from kvstore.types import Tier
 
 if TYPE_CHECKING:
     from app.store import SleepingStore, Wake
-    from kvstore.sessions import Branch, Session
+    from kvstore.session import Branch, Session
 
 HINTS_PER_SECOND = 100.0
 HINTS_AT_ONCE = 400.0

@@ -28,7 +28,8 @@ from kvstore.terms import SILENT, Change, Persist, Wishes
 if TYPE_CHECKING:
     from app.store import SleepingStore
     from kvstore.history import History
-    from kvstore.sessions import Branch, OpenTurn, Session, SessionBook
+    from kvstore.session import Branch, OpenTurn, Session
+    from kvstore.sessions import SessionBook
     from kvstore.types import BlockKey, Namespace
 
 LONGEST_TIMER_SECONDS = 3600.0

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from app.schema import ChatRequest
     from app.sessions import SessionName
     from app.store import Wake
-    from kvstore.sessions import OpenTurn
+    from kvstore.session import OpenTurn
     from models.chat import Divergence, Encoded
     from models.rendering import Rendered
 
@@ -163,7 +163,7 @@ def _may_cache(request: ChatRequest) -> bool:
 
 
 def spec_of(
-    gateway: Gateway, request: ChatRequest, token_ids: array[int], priority: int, wake: Wake | None
+    gateway: Gateway, request: ChatRequest, token_ids: array[int], priority: int = 0, wake: Wake | None = None
 ) -> TurnSpec:
     """What the turn asks of the store and the engine; an output limit is cut to what the context leaves."""
     left = max(0, gateway.max_context - len(token_ids))

@@ -10,7 +10,7 @@ from kvstore.types import Tier
 
 if TYPE_CHECKING:
     from app.store import SleepingStore
-    from kvstore.sessions import Branch, Session
+    from kvstore.session import Branch, Session
     from kvstore.terms import Terms
 
 

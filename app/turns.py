@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from app.store import Wake
     from kvstore.history import History
     from kvstore.lease import Grant, Lease
-    from kvstore.sessions import OpenTurn
+    from kvstore.session import OpenTurn
     from kvstore.types import TurnProgress, TurnSpec
     from models.chat import Encoded
     from models.rendering import Rendered

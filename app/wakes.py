@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from app.gateway import Gateway
     from app.hints import Hint
     from app.schema import WakeRequest
-    from kvstore.sessions import Session
+    from kvstore.session import Session
 
 Answer = tuple[int, dict[str, object]]
 

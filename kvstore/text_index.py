@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvstore.sessions import Branch, Session
+    from kvstore.session import Branch, Session
 
 LOOKED_AT = 64
 """Latest branches of one text that `find` compares; thousands may hold the same conversation."""

@@ -26,7 +26,10 @@ ALLOWED = {
 
 PURE = {
     *(f"kvstore.{name}" for name in ("types", "errors", "events", "chain", "rows", "pool", "policy", "planner")),
-    *(f"kvstore.{name}" for name in ("sessions", "history", "terms", "text_index", "former", "deadlines", "reuse")),
+    *(
+        f"kvstore.{name}"
+        for name in ("sessions", "session", "history", "terms", "text_index", "former", "deadlines", "reuse")
+    ),
     "models.scheduler",
 }
 IMPURE_LIBRARY = {

@@ -15,7 +15,7 @@ from kvstore.types import Tier
 
 if TYPE_CHECKING:
     from app.gateway import Gateway
-    from kvstore.sessions import Session
+    from kvstore.session import Session
     from kvstore.snapshot import Snapshot, TierCounts
 
 SESSIONS_SHOWN = 25

@@ -23,7 +23,7 @@ from app.wakes import wake_session, withdraw_wakes
 from kvstore.errors import SessionUnknown
 
 if TYPE_CHECKING:
-    from kvstore.sessions import Session
+    from kvstore.session import Session
 
 router = APIRouter(prefix="/v1/sessions", route_class=RawPathRoute)
 

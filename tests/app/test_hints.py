@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
 from app.hints import HINTS_AT_ONCE, Hints, Pace, Rate
 from kvstore import chain
 from kvstore.events import WakeStatus
 from kvstore.history import History
-from kvstore.sessions import Session, SessionBook
+from kvstore.sessions import SessionBook
 from kvstore.types import Tier
 from tests.app.recording import RecordingStore
+
+if TYPE_CHECKING:
+    from kvstore.session import Session
 
 
 class Clock:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
 import pytest
 
 from app.keeper import Keeper, Written, written
 from kvstore import chain
 from kvstore.history import History
-from kvstore.sessions import OpenTurn, SessionBook
+from kvstore.sessions import SessionBook
 from kvstore.terms import SILENT, Persist, Wishes
 from tests.app.recording import RecordingStore
+
+if TYPE_CHECKING:
+    from kvstore.session import OpenTurn
 
 BLOCK = 4
 SPACE = chain.namespace(b"m", "", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -14,8 +15,11 @@ from kvstore import chain
 from kvstore.errors import SessionEmpty, SessionTaken, SessionUnknown
 from kvstore.former import Former, Gone
 from kvstore.history import History, Seam, text_digests
-from kvstore.sessions import Branch, OpenTurn, SessionBook
+from kvstore.sessions import SessionBook
 from kvstore.terms import SILENT, Change, Persist, Terms, Wishes
+
+if TYPE_CHECKING:
+    from kvstore.session import Branch, OpenTurn
 
 TENANT = "acme"
 FIRST = (1, 10, 11, 12)  # a first prompt; its answer's message begins at its end
