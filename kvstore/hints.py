@@ -89,7 +89,7 @@ class Hints:
         for hint in list(self._hints.values()):
             wake = hint.wake
             if wake.deadline <= self._store.blocks.rows.now:
-                wake.cut(wake.num_ready)
+                wake.give_up()
             if (lacking := wake.lacking) > 0 and wake.target is Tier.HBM:
                 wake.take(self._store.blocks.hbm.open(self._store.room.obtain(lacking)))
             wake.start()

@@ -7,7 +7,7 @@ chains share what they share as text, so `keys("abx")` has the first two blocks 
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvstore.events import Fill, GrantTurn, GrowWanted, StepEnded, SuspendTurn, TurnArrived, TurnStopped
 from kvstore.planner import Planner, PlannerConfig
@@ -34,6 +34,7 @@ class Script:
         max_queue: int = 8,
         age_limit_seconds: float = 10.0,
         output_slice_tokens: int = 4,
+        **more: Any,
     ) -> None:
         self.now = 0.0
         self.paths: dict[int, str] = {}
@@ -45,6 +46,7 @@ class Script:
                 max_queue=max_queue,
                 age_limit_seconds=age_limit_seconds,
                 output_slice_tokens=output_slice_tokens,
+                **more,
             )
         )
 
