@@ -34,8 +34,8 @@ golden: $(stamp) model  ## the long exactness runs
 clients: $(stamp) model  ## public clients against a real server
 	$(py) -m pytest -m clients $(ARGS)
 
-bench: $(stamp) model  ## figures of this machine
-	$(py) -m bench $(ARGS)
+bench: $(stamp) model  ## figures of this machine; ARGS=--help lists the others
+	$(py) -m bench $(or $(ARGS),serve-and-chat)
 
 check: $(stamp)  ## ruff, mypy --strict, import directions
 	$(py) -m ruff check .
@@ -55,13 +55,14 @@ install: $(stamp)  ## make .venv
 
 # The stamp is written last: an installation that was interrupted is begun again.
 $(stamp): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "Dormouse needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1 || echo missing)." >&2; \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  found=$$($(PYTHON) --version 2>/dev/null) || found=missing; \
+	  echo "Dormouse needs Python 3.11 or newer, and $(PYTHON) is $$found." >&2; \
 	  echo "Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@test -x $(py) || $(PYTHON) -m venv $(VENV) || { \
 	  echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; \
 	  rm -rf $(VENV); exit 1; }
-	$(py) -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	$(py) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 clean:  ## remove .venv and what builds and tests leave behind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import sys
@@ -30,6 +31,17 @@ def settings(configuration: Configuration) -> None:
         if origin.source is not Source.DEFAULT
     }
     log.info("dormouse %s starts", __version__, extra={"fields": given})
+    host = configuration.settings.host
+    if not is_loopback(host):
+        log.warning("whoever reaches %s can use this server: it asks for no key", host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`; a name other than localhost is taken for one that others can."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def ready(app: ASGIApp, sock: socket.socket, settings: Settings) -> None:
@@ -48,7 +60,9 @@ def base_url(host: str, port: int) -> str:
 
 
 def hello(url: str, model: str) -> str:
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Who are you?"}]})
+    # Bounded, since a small model may ramble, and a reply that is not streamed shows nothing until its end.
+    messages = [{"role": "user", "content": "Who are you?"}]
+    body = json.dumps({"model": model, "messages": messages, "max_tokens": 60})
     return f"""
   Dormouse answers at {url}/v1 as {model}. Try
 

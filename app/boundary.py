@@ -1,4 +1,4 @@
-"""The outermost layer of a request: its id, and the last resort when something raised.
+"""The outermost layers of a request: its id, the last resort when something raised, the limit of its body.
 
 Plain ASGI, so that a response's `receive` still sees the client leave (BaseHTTPMiddleware hides it).
 """
@@ -9,9 +9,10 @@ import logging
 import secrets
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import MutableHeaders
+from fastapi import HTTPException
+from starlette.datastructures import Headers, MutableHeaders
 
-from app.errors import INTERNAL
+from app.errors import INTERNAL, ErrorReply
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dormouse.http")
 
 REQUEST_ID = "x-request-id"
+
+MAX_BODY_BYTES = 32 * 1024**2
+"""Far above the text of any context that fits; a conversation of a million tokens is some 5 MB."""
 
 
 class RequestIds:
@@ -68,3 +72,34 @@ class LastResort:
                 # Half a response is out: only a torn connection tells the client that the rest will not come.
                 raise
             await INTERNAL.response()(scope, receive, send)
+
+
+class BodyLimit:
+    """A body is read into memory whole, so there is a most of it; told by its length, or counted as it comes."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES) -> None:
+        self.app = app
+        self.max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isdecimal() and int(length) > self.max_bytes:
+            await self._refusal().response()(scope, receive, send)
+            return
+        seen = 0
+
+        async def receive_counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self.max_bytes:
+                raise HTTPException(413, self._refusal().message)
+            return message
+
+        await self.app(scope, receive_counted, send)
+
+    def _refusal(self) -> ErrorReply:
+        return ErrorReply(413, f"The request body is larger than {self.max_bytes} bytes.", code="body_too_large")

@@ -13,10 +13,10 @@ from typing import Annotated
 
 import typer
 
-from app.configuration import Configuration, load
+from app.configuration import Configuration, SettingsRefused, load
 from app.flags import with_settings
 from dormouse_gateway import __version__
-from kvstore.errors import StoreError
+from kvstore.errors import SettingInvalid
 from models.errors import ModelError
 
 cli = typer.Typer(
@@ -35,7 +35,7 @@ def run() -> None:
     """Entry point: what a user can mend is said in a line or two, with exit status 2."""
     try:
         cli()
-    except (StoreError, ModelError) as exc:
+    except (SettingsRefused, SettingInvalid, ModelError) as exc:
         for line in str(exc).splitlines():
             print(f"dormouse: {line}", file=sys.stderr)
         sys.exit(2)

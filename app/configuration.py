@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
 from app.settings import ENV_PREFIX, FLAGGED, TOKEN_VARIABLE, Settings, flag, metavar, variable, xdg_folder
-from kvstore.errors import SettingInvalid, StoreError
+from kvstore.errors import SettingInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -56,7 +56,7 @@ class Configuration:
     file: Path | None
 
 
-class SettingsRefused(StoreError):
+class SettingsRefused(Exception):
     """Start-up stops here; every problem found is in `problems`, named as it was written."""
 
     def __init__(self, problems: list[SettingInvalid]) -> None:

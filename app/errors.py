@@ -25,6 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from kvstore.errors import ContextTooLong, QueueFull, SettingInvalid, ShuttingDown, StoreError, TurnFailed
+from models.errors import ModelError, TemplateFailed
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
@@ -121,6 +122,8 @@ TABLE: dict[type[Exception], Rule] = {
     # A setting is checked before serving; one that fails later is our fault and not the client's.
     SettingInvalid: Rule(500, SERVER, "internal_error", message="The server met an internal error."),
     StoreError: Rule(500, SERVER, "internal_error", message="The server met an internal error."),
+    TemplateFailed: Rule(400, INVALID, "invalid_value", "messages"),
+    ModelError: Rule(500, SERVER, "internal_error", message="The server met an internal error."),
 }
 
 INTERNAL = ErrorReply(500, "The server met an internal error.", SERVER, code="internal_error")
@@ -184,6 +187,8 @@ def reply_for_http(request: Request, error: HTTPException) -> ErrorReply:
             return ErrorReply(404, f"Unknown URL ({where}).", code="unknown_url")
         case 405:
             return ErrorReply(405, f"Method not allowed ({where}).", code="method_not_allowed")
+        case 413:
+            return ErrorReply(413, str(error.detail), code="body_too_large")
         case status if status < 500:
             return ErrorReply(status, str(error.detail))
     return INTERNAL

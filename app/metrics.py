@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from app.report import reuse
 from kvstore.types import Tier
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+    from app.report import Figures, Standing
     from kvstore.snapshot import Snapshot
 
 OUTCOMES = ("stop", "length", "cancelled", "failed", "queue_full", "context_too_long", "shutting_down")
-"""How a turn that reached the store ended: an answer, no answer, or a refusal."""
+"""How a turn that reached the store ended: an answer, no answer (`cancelled`: the client left), or a refusal."""
 
 # Seconds: a warm short turn on an accelerator takes tens of milliseconds, a cold long one on a CPU tens of seconds.
 LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60)
@@ -33,6 +35,8 @@ class Metrics:
     """The counters that turns feed, and the registry that a scrape reads."""
 
     def __init__(self, miss_reasons: Iterable[str]) -> None:
+        # They would double the page, and only OpenMetrics has a place for them.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         registry = self.registry
@@ -41,8 +45,12 @@ class Metrics:
         self.reused = Counter(
             "dormouse_reused_tokens", "Prompt tokens whose K/V was there.", ["tier"], registry=registry
         )
-        self.computed = Counter("dormouse_computed_tokens", "Positions computed for the first time.", registry=registry)
-        self.recomputed = Counter("dormouse_recomputed_tokens", "Positions computed once more.", registry=registry)
+        self.computed = Counter(
+            "dormouse_computed_tokens", "Prompt tokens computed for the first time.", registry=registry
+        )
+        self.recomputed = Counter(
+            "dormouse_recomputed_tokens", "Prompt tokens whose K/V had been there, computed again.", registry=registry
+        )
         self.stored = Counter("dormouse_stored_tokens", "Tokens whose blocks were newly published.", registry=registry)
         self.misses = Counter(
             "dormouse_misses", "Turns by why history was computed again.", ["reason"], registry=registry
@@ -63,6 +71,26 @@ class Metrics:
             self.reused.labels(tier.name.lower())
         for reason in miss_reasons:
             self.misses.labels(reason)
+
+    def count(self, outcome: str, standing: Standing, figures: Figures, seconds: float) -> None:
+        """Count one turn that has ended; what was refused counts as an outcome and no more."""
+        self.turns.labels(outcome).inc()
+        if not figures.ran:
+            return
+        known = reuse(standing, figures)
+        self.tokens.labels("prompt").inc(standing.prompt_tokens)
+        self.tokens.labels("output").inc(figures.output_tokens)
+        for tier, tokens in figures.reused.items():
+            self.reused.labels(tier.name.lower()).inc(tokens)
+        self.computed.inc(known.computed)
+        self.recomputed.inc(known.recomputed)
+        self.stored.inc(figures.stored_tokens)
+        if known.miss_reason is not None:
+            self.misses.labels(known.miss_reason).inc()
+        self.queue_seconds.observe(figures.queue_seconds)
+        if figures.first_token_at is not None:
+            self.first_token_seconds.observe(figures.first_token_at)
+        self.turn_seconds.observe(seconds)
 
     def watch_store(self, snapshot: Callable[[], Snapshot]) -> None:
         """Include the store's counters in every scrape from now on."""

@@ -1,68 +1,27 @@
 """The `session`, `usage` and `timings` objects of an answer: what was reused, what was computed, and why not less.
 
-Positions of one turn, prompt and output together:
-
-    [0, reused)                 K/V was there
-    [reused, had)               K/V had existed in this branch, and was computed again: `recomputed_tokens`
-    [max(reused, had), end)     new: `computed_tokens`, the last sampled token among them
-
-`had` is what the prompt shares with the branch's exact tokens, short of the last prompt token, which is always
-computed. Only full blocks are stored, so a turn whose whole history is warm recomputes less than one block.
+The accounting itself is the store's (kvstore/reuse.py): of the prompt, every token was reused, recomputed or computed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from kvstore.reuse import Reuse, account
 from kvstore.types import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MISS_REASONS = (
-    "new_session",
-    "new_branch",
-    "prompt_diverged",
-    "evicted",
-    "not_written",
-    "load_failed",
-    "load_timeout",
-    "recompute_cheaper",
-    "model_changed",
-    "expired",
-    "corrupt",
-    "store_format",
-    "catalog_lost",
-    "cache_disabled",
-)
-"""Every value of `miss_reason` but null."""
-
-DIVERGED_CHARACTERS = 80
-"""Of either text: enough to see a date or a counter in a system prompt, too little to log a conversation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """Where a prompt left its branch: the token, the message, and the two texts there."""
-
-    token: int
-    message_index: int
-    stored: str
-    received: str
-
-    def as_object(self) -> dict[str, object]:
-        """`session.diverged`."""
-        cut = slice(DIVERGED_CHARACTERS)
-        return {"message_index": self.message_index, "stored": self.stored[cut], "received": self.received[cut]}
+    from models.chat import Divergence
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What is known of a turn before it runs: whose it is, and what its branch has of the prompt.
 
-    The branch had K/V for `history_tokens` positions; `had_tokens` of them the prompt shares.
-    `absence` says why there is no history, None where there is some.
+    `history_tokens` is the length of the branch, 0 for a new one; the prompt shares its first `shared_tokens`.
     """
 
     session_id: str
@@ -72,10 +31,11 @@ class Standing:
     turn: int
     prompt_tokens: int
     history_tokens: int
-    had_tokens: int
-    absence: str | None
-    divergence: Divergence | None
+    shared_tokens: int
+    is_known_session: bool
+    block_tokens: int
     cache: bool
+    divergence: Divergence | None
 
 
 @dataclass(slots=True)
@@ -84,45 +44,38 @@ class Figures:
 
     reused: dict[Tier, int] = field(default_factory=dict)
     queue_seconds: float = 0.0
-    granted_at: float = 0.0
+    granted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float = 0.0
     output_tokens: int = 0
     stored_tokens: int = 0
 
     @property
+    def ran(self) -> bool:
+        """It was granted; before that nothing of it was reused or computed."""
+        return self.granted_at is not None
+
+    @property
     def reused_tokens(self) -> int:
         return sum(self.reused.values())
 
 
-def recomputed_tokens(standing: Standing, figures: Figures) -> int:
-    """Positions that had K/V and were computed again."""
-    return max(0, standing.had_tokens - figures.reused_tokens)
+def reuse(standing: Standing, figures: Figures) -> Reuse:
+    """What became of the prompt's tokens, and why not more of them were reused."""
+    return account(
+        prompt_tokens=standing.prompt_tokens,
+        history_tokens=standing.history_tokens,
+        shared_tokens=standing.shared_tokens,
+        reused_tokens=figures.reused_tokens,
+        block_tokens=standing.block_tokens,
+        is_known_session=standing.is_known_session,
+        cache=standing.cache,
+    )
 
 
-def computed_tokens(standing: Standing, figures: Figures) -> int:
-    """Positions computed for the first time."""
-    total = standing.prompt_tokens + figures.output_tokens
-    return total - figures.reused_tokens - recomputed_tokens(standing, figures)
-
-
-def miss_reason(standing: Standing, figures: Figures, block_tokens: int) -> str | None:
-    """Why history was computed again; None exactly when there is history and every storable block of it was reused."""
-    if not standing.cache:
-        return "cache_disabled"
-    if standing.absence is not None:
-        return standing.absence
-    if figures.reused_tokens >= standing.history_tokens // block_tokens * block_tokens:
-        return None
-    # A prompt that left its branch and also lost blocks tells of the loss here; `diverged_at` tells of the rest.
-    if figures.reused_tokens < standing.had_tokens // block_tokens * block_tokens:
-        return "evicted"
-    return "prompt_diverged"
-
-
-def session_as_granted(standing: Standing, figures: Figures, block_tokens: int) -> dict[str, object]:
+def session_as_granted(standing: Standing, figures: Figures) -> dict[str, object]:
     """What the grant knows, for a stream's first chunk."""
-    divergence = standing.divergence
+    known, divergence = reuse(standing, figures), standing.divergence
     return {
         "id": standing.session_id,
         "id_source": standing.id_source,
@@ -134,23 +87,24 @@ def session_as_granted(standing: Standing, figures: Figures, block_tokens: int) 
         "wake_ms": 0.0,
         "wake_trigger": None,
         "queue_ms": milliseconds(figures.queue_seconds),
-        "miss_reason": miss_reason(standing, figures, block_tokens),
-        "diverged_at": divergence.token if divergence else None,
-        "diverged": divergence.as_object() if divergence else None,
+        "miss_reason": known.miss_reason,
+        "diverged_at": known.diverged_at,
+        "diverged": asdict(divergence) if divergence else None,
     }
 
 
-def session(standing: Standing, figures: Figures, block_tokens: int) -> dict[str, object]:
+def session(standing: Standing, figures: Figures) -> dict[str, object]:
     """The whole `session` object, once the turn has ended."""
+    known = reuse(standing, figures)
     return {
-        **session_as_granted(standing, figures, block_tokens),
-        "computed_tokens": computed_tokens(standing, figures),
-        "recomputed_tokens": recomputed_tokens(standing, figures),
+        **session_as_granted(standing, figures),
+        "computed_tokens": known.computed,
+        "recomputed_tokens": known.recomputed,
         "stored_tokens": figures.stored_tokens,
     }
 
 
-def usage(standing: Standing, figures: Figures, block_tokens: int) -> dict[str, object]:
+def usage(standing: Standing, figures: Figures) -> dict[str, object]:
     """OpenAI's `usage`; the details repeat what clients that drop unknown keys would miss."""
     return {
         "prompt_tokens": standing.prompt_tokens,
@@ -160,7 +114,7 @@ def usage(standing: Standing, figures: Figures, block_tokens: int) -> dict[str, 
             "cached_tokens": figures.reused_tokens,
             "cache_write_tokens": figures.stored_tokens,
             "reused_tokens": by_tier(figures.reused),
-            "miss_reason": miss_reason(standing, figures, block_tokens),
+            "miss_reason": reuse(standing, figures).miss_reason,
         },
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
@@ -172,7 +126,7 @@ def timings(standing: Standing, figures: Figures) -> dict[str, object]:
     The first token comes with the prompt's last step, so the rate of prediction counts the tokens after it.
     """
     first = figures.first_token_at if figures.first_token_at is not None else figures.last_token_at
-    prompt_seconds = max(0.0, first - figures.granted_at)
+    prompt_seconds = max(0.0, first - (figures.granted_at or 0.0))
     predicted_seconds = max(0.0, figures.last_token_at - first)
     prompt_tokens = standing.prompt_tokens - figures.reused_tokens
     return {
@@ -183,6 +137,29 @@ def timings(standing: Standing, figures: Figures) -> dict[str, object]:
         "predicted_n": figures.output_tokens,
         "predicted_ms": milliseconds(predicted_seconds),
         "predicted_per_second": _rate(figures.output_tokens - 1, predicted_seconds),
+    }
+
+
+def log_fields(outcome: str, standing: Standing, figures: Figures, seconds: float) -> dict[str, object]:
+    """One log line: ids, counts and reasons; never text of a prompt or an answer."""
+    known = reuse(standing, figures)
+    first = figures.first_token_at
+    return {
+        "session": standing.session_id,
+        "source": standing.id_source,
+        "branch": standing.branch,
+        "turn": standing.turn,
+        "outcome": outcome,
+        "prompt": standing.prompt_tokens,
+        "output": figures.output_tokens,
+        **{f"reused_{tier}": tokens for tier, tokens in by_tier(figures.reused).items()},
+        "recomputed": known.recomputed if figures.ran else 0,
+        "computed": known.computed if figures.ran else 0,
+        "stored": figures.stored_tokens,
+        "queue_ms": milliseconds(figures.queue_seconds),
+        "ttft_ms": None if first is None else milliseconds(first),
+        "total_ms": milliseconds(seconds),
+        "miss": known.miss_reason if figures.ran else None,
     }
 
 

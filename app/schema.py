@@ -144,6 +144,10 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
 
+    def as_template(self) -> dict[str, str]:
+        """As chat templates know it; few have heard of developers, who took the place of the system."""
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+
     @model_validator(mode="before")
     @classmethod
     def _only_text(cls, message: object) -> object:

@@ -49,12 +49,11 @@ class ChunkFormat:
     """Serialises the chunks of one stream."""
 
     def __init__(self, head: Head, include_usage: bool = False, obfuscate: bool = False) -> None:
-        fields = json.dumps(head.fields("chat.completion.chunk"), ensure_ascii=False)
+        self._head = f"data: {_json(head.fields('chat.completion.chunk'))[:-1]},"
         # With usage asked for, every chunk but the last carries a null in its place.
-        self._open = f"data: {fields[:-1]}, " + ('"usage": null, ' if include_usage else "")
-        self._before = self._open + '"choices": [{"index": 0, "delta": {"content": '
-        self._after = '}, "logprobs": null, "finish_reason": null}]'
-        self._without_usage = f"data: {fields[:-1]}, "
+        self._open = self._head + ('"usage":null,' if include_usage else "")
+        self._before = self._open + '"choices":[{"index":0,"delta":{"content":'
+        self._after = '},"logprobs":null,"finish_reason":null}]'
         self._obfuscate = obfuscate
 
     def opening(self, session: Mapping[str, object]) -> bytes:
@@ -64,7 +63,7 @@ class ChunkFormat:
 
     def text(self, text: str) -> bytes:
         """One delta of visible text."""
-        padding = f', "obfuscation": "{_padding(len(text))}"' if self._obfuscate else ""
+        padding = f',"obfuscation":"{_padding(len(text))}"' if self._obfuscate else ""
         return f"{self._before}{json.dumps(text, ensure_ascii=False)}{self._after}{padding}}}\n\n".encode()
 
     def closing(self, finish_reason: str, extras: Mapping[str, object]) -> bytes:
@@ -73,12 +72,12 @@ class ChunkFormat:
 
     def usage(self, usage: Mapping[str, object]) -> bytes:
         """The last chunk, without choices."""
-        return f'{self._without_usage}"choices": [], "usage": {_json(usage)}}}\n\n'.encode()
+        return f'{self._head}"choices":[],"usage":{_json(usage)}}}\n\n'.encode()
 
     def _event(self, delta: Mapping[str, object], finish_reason: str | None, extras: Mapping[str, object]) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        tail = "".join(f", {_json(name)}: {_json(value)}" for name, value in extras.items())
-        return f'{self._open}"choices": [{_json(choice)}]{tail}}}\n\n'.encode()
+        tail = "".join(f",{_json(name)}:{_json(value)}" for name, value in extras.items())
+        return f'{self._open}"choices":[{_json(choice)}]{tail}}}\n\n'.encode()
 
 
 def failure(reply: ErrorReply) -> bytes:
@@ -87,7 +86,7 @@ def failure(reply: ErrorReply) -> bytes:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _padding(length: int) -> str:

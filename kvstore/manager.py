@@ -154,15 +154,20 @@ class TierManager:
             raise
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new turns and wait for running ones; after `seconds` cancel what is left and wait for that."""
+        """Refuse new turns and waiting ones, let running ones finish; after `seconds` cancel what is left of them."""
         self._is_draining = True
+        for turn in list(self._turns.values()):
+            if turn.lease is None:
+                self._cancel(turn.id)
+                if not turn.granted.done():
+                    turn.granted.set_exception(ShuttingDown())
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
         except TimeoutError:
             log.warning("cancelling %d turns that did not finish within %.0f s", len(self._turns), seconds)
-            for turn in list(self._turns):
-                self._cancel(turn)
+            for turn_id in list(self._turns):
+                self._cancel(turn_id)
             await self._idle.wait()
 
     def flush(self) -> None:

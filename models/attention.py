@@ -4,15 +4,15 @@ Transformers' model code does the arithmetic of a layer; this module owns what l
 the projections: new K and V are scattered into the arena's slots (`PagedCache.update`),
 then every sequence attends through its own block table (`paged_attention`).
 
-Exactness (docs/exactness.md): the bits of a token's output must not depend on how its
+Exactness (docs/decisions/003-exact-attention.md): the bits of a token's output must not depend on how its
 sequence was cut into chunks, nor on what else was in the batch. Four rules give that, where
 the machine's matmul is invariant to the number of rows (models/exactness.py checks it):
 
 1. one path for every query length: the query folded by KV head to [kv_heads, group * tokens,
    head_dim], plain matmul;
-2. keys padded to whole tiles of 256 and masked with -inf. Softmax runs over the padded row:
-   its lanes see the same numbers in the same order, and trailing zeros add nothing;
-3. P @ V is summed tile by tile, in fp32, in tile order, since a matmul's blocking over its
+2. keys padded to a multiple of 64 and masked with -inf. Softmax runs over the padded row: its
+   lanes see the same numbers in the same order, and trailing zeros add nothing;
+3. P @ V is summed in tiles of 256 keys, in fp32, in order, since a matmul's blocking over its
    inner dimension depends on the number of keys;
 4. no matmul sees a single row (the runner pads a step of one token to two; a query of one row
    is doubled here).
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 ATTENTION_NAME = "dormouse_paged"
 TILE_TOKENS = 256
+PAD_TOKENS = 64
+"""Keys are padded to a multiple of this: two vectors of 32 bf16, what softmax takes at a time."""
+
 QUERY_TILE_TOKENS = 128
 """Prefill queries are attended this many at a time, so that a tile of scores stays in cache."""
 
@@ -124,7 +127,16 @@ class PagedCache:
 
     is_compileable = False
 
-    def __init__(self, arena: Arena, sequences: Sequence[SequenceRows], write_slots: Tensor, write_offsets: Tensor):
+    def __init__(
+        self,
+        arena: Arena,
+        sequences: Sequence[SequenceRows],
+        write_slots: Tensor,
+        write_offsets: Tensor,
+        *,
+        exact: bool = True,
+    ) -> None:
+        self._exact = exact
         self._arena = arena
         self._layout = arena.layout
         self._write_slots = write_slots
@@ -139,9 +151,9 @@ class PagedCache:
     def _group(self, members: Sequence[SequenceRows]) -> _Group:
         device = self._arena.data.device
         first = members[0]
-        tile_blocks = TILE_TOKENS // self._layout.block_tokens
+        pad_blocks = max(1, PAD_TOKENS // self._layout.block_tokens)
         used = [self._layout.blocks_for(m.position + m.count) for m in members]
-        width = -(-max(used) // tile_blocks) * tile_blocks
+        width = -(-max(used) // pad_blocks) * pad_blocks
         zero = self._arena.zero_slot
         table = [[*m.slots[:n], *([zero] * (width - n))] for m, n in zip(members, used, strict=True)]
         return _Group(
@@ -213,20 +225,24 @@ class PagedCache:
         """Tokens [first, first + count) of every sequence of a group.
 
         queries [sequences, count, kv_heads, group_heads, head_dim]; kv [2, sequences,
-        kv_heads, keys, head_dim]. Keys past the last query's tile are in everyone's future.
+        kv_heads, keys, head_dim]. Keys past the last query are in everyone's future.
         """
         sequences, count, kv_heads, group_heads, head_dim = queries.shape
         keys = group.keys
         if sequences == 1:
-            keys = min(keys, -(-(group.position + first + count) // TILE_TOKENS) * TILE_TOKENS)
+            keys = min(keys, -(-(group.position + first + count) // PAD_TOKENS) * PAD_TOKENS)
         heads, rows = sequences * kv_heads, group_heads * count
         folded = queries.permute(0, 2, 3, 1, 4).reshape(heads, rows, head_dim)
-        if rows == 1:
+        scales_exactly = math.frexp(options.scaling)[0] == 0.5
+        if scales_exactly:
+            # A power of two changes exponents only, so it may as well scale the query: fewer numbers than scores.
+            folded = folded * options.scaling
+        if rows == 1 and self._exact:
             folded = folded.expand(-1, 2, -1)
         k, v = kv.view(2, heads, group.keys, head_dim)[:, :, :keys]
         scores = self._arena.workspace("scores", heads, folded.shape[1], keys)
         torch.bmm(folded, k.transpose(1, 2), out=scores)
-        if options.scaling != 1.0:
+        if not scales_exactly:
             scores.mul_(options.scaling)
         if options.softcap is not None:
             scores.div_(options.softcap).tanh_().mul_(options.softcap)
@@ -234,8 +250,13 @@ class PagedCache:
         scores.view(sequences, kv_heads, -1, count, keys)[..., column:].add_(mask)
         probabilities = self._arena.workspace("probabilities", *scores.shape)
         _softmax(scores, options.sinks, probabilities)
-        context = _times_values(probabilities, v)[:, :rows].to(queries.dtype)
+        context = self._times_values(probabilities, v)[:, :rows]
         return context.view(sequences, kv_heads, group_heads, count, head_dim).permute(0, 3, 1, 2, 4)
+
+    def _times_values(self, probabilities: Tensor, values: Tensor) -> Tensor:
+        if self._exact:
+            return _tiles_times_values(probabilities, values).to(values.dtype)
+        return torch.bmm(probabilities, values)
 
     def _mask(
         self, number: int, group: _Group, first: int, count: int, keys: int, window: int | None, dtype: torch.dtype
@@ -277,7 +298,7 @@ def _alike(sequences: Sequence[SequenceRows], block_tokens: int) -> list[list[Se
     runs: list[list[SequenceRows]] = []
     longest = 0
     for sequence in sequences:
-        tiles = -(-(sequence.position + sequence.count) // TILE_TOKENS)
+        tiles = -(-(sequence.position + sequence.count) // PAD_TOKENS)
         if runs and sequence.count == 1 and runs[-1][0].count == 1 and tiles * 3 >= longest * 2:
             runs[-1].append(sequence)
         else:
@@ -301,21 +322,21 @@ def _softmax(scores: Tensor, sinks: Tensor | None, out: Tensor) -> None:
     out.copy_(torch.softmax(torch.cat((column, scores), -1), -1)[..., TILE_TOKENS:])
 
 
-def _times_values(probabilities: Tensor, values: Tensor) -> Tensor:
+def _tiles_times_values(probabilities: Tensor, values: Tensor) -> Tensor:
     """P @ V in fp32, tile by tile in order: [heads, rows, keys] x [heads, keys, head_dim]."""
     heads, rows, keys = probabilities.shape
-    tiles = keys // TILE_TOKENS
-    if rows <= BATCHED_ROWS_MAX and tiles > 1:
-        p = probabilities.view(heads, rows, tiles, TILE_TOKENS).transpose(1, 2)
-        v = values.reshape(heads, tiles, TILE_TOKENS, -1)
-        parts = torch.matmul(p, v).float()
-        total = parts[:, 0]
-        for tile in range(1, tiles):
-            total += parts[:, tile]
-        return total
     total = torch.zeros((heads, rows, values.shape[-1]), dtype=torch.float32, device=values.device)
-    for tile in range(tiles):
-        part = slice(tile * TILE_TOKENS, (tile + 1) * TILE_TOKENS)
+    batched = 0  # keys already taken
+    if rows <= BATCHED_ROWS_MAX and keys >= 2 * TILE_TOKENS:
+        tiles = keys // TILE_TOKENS
+        batched = tiles * TILE_TOKENS
+        p = probabilities[..., :batched].view(heads, rows, tiles, TILE_TOKENS).transpose(1, 2)
+        v = values[:, :batched].reshape(heads, tiles, TILE_TOKENS, -1)
+        parts = torch.matmul(p, v)
+        for tile in range(tiles):
+            total += parts[:, tile]
+    for start in range(batched, keys, TILE_TOKENS):
+        part = slice(start, start + TILE_TOKENS)
         total += torch.bmm(probabilities[..., part], values[:, part])
     return total
 

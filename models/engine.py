@@ -200,10 +200,8 @@ class Engine:
 
     def _loop(self) -> None:
         while not self._is_closing:
-            while not self._inbox.empty():
-                self._carry_out(self._inbox.get())
             plan = self._plan()
-            if not plan and not self._stopped:
+            if not self._inbox.empty() or not (plan or self._stopped):
                 self._carry_out(self._inbox.get())
                 continue
             report = self._step(plan)

@@ -16,6 +16,7 @@ from models.errors import ModelUnavailable, UnsupportedModel
 from models.files import Progress, silent
 from models.fingerprint import fingerprint, model_key
 from models.layout import DTYPE_NAMES, kv_layout
+from models.packing import pack_linears
 from models.quiet import quiet_transformers
 from models.source import Source, resolve
 from models.support import refuse_unsupported, text_config
@@ -91,6 +92,7 @@ def load(
         model = _weights(found, model_class, weights_dtype, chosen)
         layout = kv_layout(model, block_tokens)
         _attach(model, attention)
+        pack_linears(model)
     generation: GenerationConfig | None = model.generation_config
     return LoadedModel(
         name=found.name,

@@ -34,10 +34,14 @@ class Chunk:
 
 
 class Runner:
-    """Runs the model over packed chunks, reading and writing K/V in its arena."""
+    """Runs the model over packed chunks, reading and writing K/V in its arena.
 
-    def __init__(self, model: PreTrainedModel, layout: KVLayout, slots: int) -> None:
+    `exact` takes the attention path whose bits do not depend on chunking or company (attention.py).
+    """
+
+    def __init__(self, model: PreTrainedModel, layout: KVLayout, slots: int, *, exact: bool = True) -> None:
         self.layout = layout
+        self.exact = exact
         self._model = model
         self._device = model.device
         self.arena = Arena(layout, slots, model.device, model.dtype)
@@ -52,7 +56,7 @@ class Runner:
         rows = {place: int(end) for place, end in zip(order, ends, strict=True)}
         wanted = [rows[i] for i, chunk in enumerate(chunks) if chunk.wants_logits]
         # A single row would take another matmul kernel than two do (attention.py, rule 4).
-        keep = wanted * 2 if len(wanted) == 1 else wanted or [0, 0]
+        keep = wanted * 2 if len(wanted) == 1 and self.exact else wanted or [0, 0]
         output = self._model(
             input_ids=batch.token_ids,
             position_ids=batch.positions,
@@ -76,7 +80,7 @@ class Runner:
             position = np.arange(chunk.position, chunk.position + count)
             positions.append(position)
             slots.append(np.asarray(chunk.slots)[position // block])
-        if len(token_ids) == 1:
+        if len(token_ids) == 1 and self.exact:
             # Padding to two rows; the padding token attends to itself alone, in the sink slot.
             sequences.append(SequenceRows(1, 1, 0, (self.arena.sink_slot,)))
             token_ids.append(token_ids[0])
@@ -88,6 +92,7 @@ class Runner:
             sequences,
             write_slots=torch.from_numpy(np.concatenate(slots)).to(self._device),
             write_offsets=torch.from_numpy(position % block).to(self._device),
+            exact=self.exact,
         )
         return _Batch(
             token_ids=torch.from_numpy(np.asarray(token_ids, dtype=np.int64))[None].to(self._device),

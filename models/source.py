@@ -91,7 +91,7 @@ def _snapshot(repo: str, revision: str | None, token: str | None, progress: Prog
     progress(f"looking for {repo} on the Hugging Face hub")
     try:
         folder = snapshot_download(
-            repo, revision=revision, token=token, allow_patterns=patterns, tqdm_class=_bars(repo, progress)
+            repo, revision=revision, token=token, allow_patterns=patterns, tqdm_class=download_bars(repo, progress)
         )
     except errors.GatedRepoError as error:
         raise ModelUnavailable(repo, "its owners ask for consent: give it on the model's page, set HF_TOKEN") from error
@@ -110,19 +110,19 @@ def _snapshot(repo: str, revision: str | None, token: str | None, progress: Prog
     return Path(folder)
 
 
-def _bars(repo: str, progress: Progress) -> Any:
+def download_bars(repo: str, progress: Progress) -> Any:
     """A tqdm that draws nothing and tells `progress` how many of the bytes are here."""
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     class Bars(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs.pop("name", None)  # huggingface_hub's own addition
-            self._counts_bytes = kwargs.get("unit") == "B"
+            # The hub counts bytes twice, as they arrive and as files are put together; once is enough.
+            self._is_told = kwargs.get("unit") == "B" and kwargs.get("desc") == "Downloading bytes"
             self._said = 0.0
-            super().__init__(*args, **{**kwargs, "disable": False, "file": _Nowhere(), "mininterval": 0})
+            super().__init__(*args, **{**kwargs, "file": _Nowhere(), "mininterval": 0})
 
         def display(self, *_: Any, **__: Any) -> None:
-            if not self._counts_bytes or not self.total or self.n < self._said + PROGRESS_STEP * self.total:
+            if not self._is_told or not self.total or self.n < self._said + PROGRESS_STEP * self.total:
                 return
             self._said = self.n
             progress(f"downloading {repo}: {self.n / 1e6:,.0f} of {self.total / 1e6:,.0f} MB")

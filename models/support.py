@@ -59,6 +59,8 @@ def _reasons(config: PreTrainedConfig, model_class: type[Any] | None, cache_kind
         yield "its attention does not go through transformers' attention interface"
     if cache_kind == "quantized" or _quantizes_cache(config):
         yield "it asks for a quantized cache"
+    if not getattr(text_config(config), "max_position_embeddings", None):
+        yield "its config names no context length (max_position_embeddings)"
 
 
 def _layer_reasons(text: PreTrainedConfig) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 # Before torch is imported: two threads, however many cores there are, so that timings and the order of sums in one
 # machine's suite are those of another's.
 os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
+# Waiting threads sleep soon: spinning, two threads on two busy cores wait for each other for whole time slices,
+# and a suite that runs beside anything else takes ten times as long.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # A test that would reach for the network fails at once instead of after its retries.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -65,3 +69,10 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def cache_dir() -> Path:
+    """Where `dormouse serve` keeps the model by default, so that one download serves both."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("DORMOUSE_CACHE_DIR") or base / "dormouse")

@@ -17,9 +17,10 @@ from models.runner import Runner
 from models.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from kvstore.lease import Grant
+    from kvstore.snapshot import Snapshot
     from kvstore.types import StepReport
     from models.loader import LoadedModel
 
@@ -49,7 +50,13 @@ class Bench:
     steps: list[StepReport] = field(default_factory=list)
 
     async def turn(
-        self, prompt: Sequence[int], max_new_tokens: int = 16, *, cache: bool = True, priority: int = 0, **params: object
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int = 16,
+        *,
+        cache: bool = True,
+        priority: int = 0,
+        **params: object,
     ) -> Outcome:
         """Run one turn to its end; greedy unless `params` say otherwise."""
         sampling = SamplingParams(**{"temperature": 0.0, "max_new_tokens": max_new_tokens, **params})  # type: ignore[arg-type]
@@ -65,6 +72,11 @@ class Bench:
         finally:
             await lease.close()
         return Outcome(lease.grant, lease.token_ids, list(lease.token_ids[len(prompt) :]), text, stopped, kept)
+
+    async def until(self, reached: Callable[[Snapshot], bool]) -> None:
+        """Let the loop run until the store's counters satisfy `reached`."""
+        while not reached(self.manager.snapshot()):  # noqa: ASYNC110 - no event exists for every counter
+            await asyncio.sleep(0.001)
 
     def check_idle(self) -> None:
         """All laws hold and nothing is held by anyone."""
@@ -85,6 +97,7 @@ async def bench(
     max_context: int | None = None,
     prefill_chunk_tokens: int = 512,
     age_limit_seconds: float = 10.0,
+    output_slice_tokens: int = 64,
 ) -> AsyncIterator[Bench]:
     """A running store and engine over `loaded`; checked to be idle and lawful at the end."""
     block_tokens = loaded.layout.block_tokens
@@ -96,6 +109,7 @@ async def bench(
             max_running=max_running,
             max_queue=max_queue,
             age_limit_seconds=age_limit_seconds,
+            output_slice_tokens=output_slice_tokens,
         )
     )
     context = min(max_context or loaded.max_positions, hbm_slots * block_tokens)

@@ -6,7 +6,9 @@ Read from the syntax trees, so that nothing need be importable: an import inside
 from __future__ import annotations
 
 import ast
+import re
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -91,3 +93,18 @@ def test_only_the_settings_read_the_environment() -> None:
     """A variable that is read elsewhere is a setting that `dormouse config` does not show."""
     readers = {module for module, path in MODULES.items() if "os.environ" in path.read_text()}
     assert readers <= {"app.settings", "app.configuration"}
+
+
+def test_every_package_that_is_imported_is_declared_and_explained() -> None:
+    """What only comes along with something else goes away with its next release."""
+    third_party = {
+        top(name).replace("_", "-")
+        for module in MODULES
+        for name in imports(module)
+        if top(name) not in PACKAGES and top(name) not in sys.stdlib_module_names
+    } - {"pydantic-core"}  # pydantic's other half, pinned by it
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[<>=;\[ ]", requirement)[0] for requirement in project["dependencies"]}
+    assert third_party <= declared
+    explained = (ROOT / "docs/dependencies.md").read_text()
+    assert {name for name in declared if name not in explained} == set()

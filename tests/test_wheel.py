@@ -44,6 +44,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
+def test_an_editable_install_holds_no_copy_of_the_code(tmp_path: Path) -> None:
+    """A copy in site-packages would be what runs, or what mypy reads, long after the checkout has moved on."""
+    build = "from hatchling.build import build_editable; import sys; print(build_editable(sys.argv[1]))"
+    built = run(sys.executable, "-c", build, tmp_path, cwd=CHECKOUT)
+    assert built.returncode == 0, built.stderr
+    names = zipfile.ZipFile(tmp_path / built.stdout.splitlines()[-1]).namelist()
+    assert [name for name in names if ".dist-info/" not in name] == ["_dormouse_gateway.pth"]
+
+
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh environment's bin folder, the wheel in it, its dependencies lent by this one's site-packages."""

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from app.boundary import LastResort, RequestIds
+from app.boundary import BodyLimit, LastResort, RequestIds
 from app.errors import TABLE, ModelNotFound, install, reply_for
 from app.schema import ChatRequest
 from kvstore.errors import ContextTooLong, QueueFull, ShuttingDown, StoreError, TurnFailed
@@ -16,6 +16,7 @@ from kvstore.errors import ContextTooLong, QueueFull, ShuttingDown, StoreError, 
 def application() -> FastAPI:
     app = FastAPI()
     install(app)
+    app.add_middleware(BodyLimit, max_bytes=200_000)
     app.add_middleware(LastResort)
     app.add_middleware(RequestIds)
 
@@ -103,6 +104,17 @@ async def test_a_bad_body_is_a_400_that_names_the_parameter(
     assert response.status_code == 400
     error = error_of(response)
     assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+async def test_a_body_too_large_is_refused_announced_or_not(client: httpx.AsyncClient, is_announced: bool) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            yield b" " * 50_000
+
+    content = b" " * 250_000 if is_announced else chunks()
+    response = await client.post("/chat", content=content, headers={"content-type": "application/json"})
+    assert (response.status_code, error_of(response)["code"]) == (413, "body_too_large")
 
 
 async def test_unknown_urls_and_wrong_methods_are_error_objects(client: httpx.AsyncClient) -> None:

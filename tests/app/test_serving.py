@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from app import announce, serving
+from app.configuration import load
 from kvstore.errors import SettingInvalid
 
 if TYPE_CHECKING:
@@ -124,6 +125,16 @@ def test_a_port_can_be_taken_again_right_after_a_restart() -> None:
 )
 def test_the_address_shown_is_one_that_a_client_here_can_use(host: str, url: str) -> None:
     assert announce.base_url(host, 80) == url
+
+
+@pytest.mark.parametrize(
+    ("host", "warns"), [("127.0.0.1", False), ("localhost", False), ("::1", False), ("0.0.0.0", True), ("box", True)]
+)
+def test_a_server_that_others_can_reach_says_that_it_asks_for_no_key(
+    host: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    announce.settings(load({"host": host}))
+    assert ("asks for no key" in caplog.text) == warns
 
 
 def test_the_first_words_hold_commands_that_can_be_copied() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from models import embedded, gguf
 from models.errors import ModelUnavailable
-from models.files import folder_whole_or_absent
+from models.files import folder_whole_or_absent, locked, silent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,3 +83,24 @@ def test_a_folder_whose_making_failed_is_absent(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"):
         fail()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_starts_take_turns_and_the_second_says_that_it_waits(tmp_path: Path) -> None:
+    lock, order = tmp_path / "locks" / ".model.lock", []
+    is_waiting = threading.Event()
+
+    def say(line: str) -> None:
+        order.append(line)
+        is_waiting.set()
+
+    def second() -> None:
+        with locked(lock, say, "preparing the model"):
+            order.append("second")
+
+    with locked(lock, silent, "preparing the model"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert is_waiting.wait(10)
+        order.append("first")
+    thread.join(10)
+    assert order == ["waiting for another process that is preparing the model", "first", "second"]

@@ -11,6 +11,7 @@ import torch
 from kvstore.types import LayerKV
 from models.errors import ModelUnavailable, UnsupportedModel
 from models.loader import GenerationDefaults, LoadedModel, choose_dtype, estimate, load
+from models.source import download_bars
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,9 +118,10 @@ def test_the_layout_is_what_each_layer_hands_to_its_cache(
     tmp_path: Path, embedded_folder: Path, cache_dir: Path, config: dict[str, Any], layers: tuple[LayerKV, ...]
 ) -> None:
     folder = tiny(tmp_path, embedded_folder, **config)
-    found = load(str(folder), dtype="fp32", block_tokens=8, cache_dir=cache_dir, attention="eager")
+    found = load(str(folder), dtype="fp32", block_tokens=8, cache_dir=cache_dir)
     assert found.layout.layers == layers
     assert found.layout.dtype == "fp32"
+    assert found.model.config._attn_implementation == "dormouse_paged"
     assert found.name == "model"
 
 
@@ -233,6 +235,21 @@ def test_bytes_that_are_no_gguf_are_refused(tmp_path: Path) -> None:
     file.write_bytes(b"not a model")
     with pytest.raises(ModelUnavailable, match="cannot be read as a GGUF model"):
         load(str(file), cache_dir=tmp_path / "cache")
+
+
+def test_a_download_tells_how_far_it_is_and_draws_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+    bars = download_bars("someone/some-model", lines.append)
+    told, other = bars(total=0, unit="B", desc="Downloading bytes"), bars(total=0, unit="B", desc="Reconstructing")
+    told.total = other.total = 400_000_000
+    for _ in range(100):
+        told.update(4_000_000)
+        other.update(4_000_000)
+    told.close()
+    other.close()
+    assert 15 <= len(lines) <= 21
+    assert lines[-1] == "downloading someone/some-model: 400 of 400 MB"
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_explicit_dtype_is_taken_and_auto_is_one_the_machine_multiplies() -> None:

@@ -1,0 +1,66 @@
+"""What every route shares: the model's facts, the store, the sessions, the counters."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+
+    from fastapi import FastAPI
+
+    from app.metrics import Metrics
+    from app.names import ServedNames
+    from app.settings import Settings
+    from kvstore.manager import TierManager
+    from kvstore.sessions import SessionBook
+    from models.chat import ChatTemplate
+    from models.loader import GenerationDefaults
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Gateway:
+    """One served model. Made at start-up, alive until the last turn has ended."""
+
+    settings: Settings
+    names: ServedNames
+    model_key: bytes
+    defaults: GenerationDefaults
+    block_tokens: int
+    manager: TierManager
+    chat: ChatTemplate
+    book: SessionBook
+    metrics: Metrics
+    text_threads: Executor
+    """Where templates and tokenizers run."""
+    started_at: int
+    """Unix seconds; `/v1/models` calls it `created`."""
+    is_draining: bool = False
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt and output together."""
+        return self.manager.max_context
+
+    @property
+    def system_fingerprint(self) -> str:
+        """Changes whenever the same tokens could mean other K/V: weights, dtype, layout, rope."""
+        return f"fp_{self.model_key.hex()[:12]}"
+
+    async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `function`, which is slow and touches no shared state, off the event loop."""
+        call = functools.partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self.text_threads, call)
+
+
+def gateway_of(app: FastAPI) -> Gateway:
+    """The gateway of a started app."""
+    gateway = app.state.gateway
+    return gateway  # type: ignore[no-any-return]

@@ -1,0 +1,34 @@
+"""Is the process alive, will it answer, and what is it."""
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from app.errors import NotReady
+from app.gateway import gateway_of
+from dormouse_gateway import __version__
+
+router = APIRouter()
+
+
+# HEAD as well: `wget --spider`, a usual container health check, asks with it.
+@router.head("/healthz", include_in_schema=False)
+@router.get("/healthz")
+async def healthz() -> Response:
+    """200 while the event loop runs."""
+    return JSONResponse({"status": "ok"})
+
+
+@router.head("/readyz", include_in_schema=False)
+@router.get("/readyz")
+async def readyz(request: Request) -> Response:
+    """200 while turns are accepted, 503 while loading or draining."""
+    gateway = gateway_of(request.app)
+    if gateway.is_draining:
+        raise NotReady("the server is shutting down", "shutting_down", retry_after_seconds=5.0)
+    return JSONResponse({"status": "ready", "model": gateway.names.first})
+
+
+@router.get("/version")
+async def version() -> Response:
+    """The version of Dormouse."""
+    return JSONResponse({"version": __version__})

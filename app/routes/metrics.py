@@ -1,0 +1,16 @@
+"""`/metrics` for Prometheus."""
+
+from fastapi import APIRouter, Request
+from prometheus_client.exposition import choose_encoder
+from starlette.responses import Response
+
+from app.gateway import gateway_of
+
+router = APIRouter()
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """The registry in the format the scraper accepts: text, or OpenMetrics."""
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(gateway_of(request.app).metrics.registry), headers={"content-type": content_type})

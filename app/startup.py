@@ -1,0 +1,206 @@
+"""From settings to a running gateway, and back down again.
+
+thread      files, weights, budgets           (blocking: seconds to minutes, told line by line)
+loop        planner, manager, engine thread
+...         serving
+loop        drain: refuse new turns, wait for running ones, cancel what is left
+thread      join the engine thread
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from app import sizes
+from app.gateway import Gateway
+from app.metrics import Metrics
+from app.names import ServedNames
+from kvstore.errors import SettingInvalid
+from kvstore.manager import TierManager
+from kvstore.planner import Planner, PlannerConfig
+from kvstore.reuse import MissReason
+from kvstore.sessions import SessionBook
+from kvstore.types import KVLayout, LayerKV
+from models import exactness, loader
+from models.chat import ChatTemplate
+from models.engine import Engine
+from models.runner import Runner
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+    from app.sizes import Sizes
+    from kvstore.types import StepReport
+    from models.loader import LoadedModel
+
+log = logging.getLogger("dormouse.startup")
+
+TEXT_THREADS = 2
+"""Templates hold the GIL and tokenizers do not: more threads would only wait for each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """What is loaded before anything runs."""
+
+    model: LoadedModel
+    runner: Runner
+    sizes: Sizes
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncIterator[Gateway]:
+    """The gateway, running; at the end it drains for `drain_seconds` at most.
+
+    Raises:
+        SettingInvalid: model and budgets do not fit, or a device is not there.
+        ModelError: the model cannot be had or would answer wrongly.
+    """
+    machinery = await asyncio.to_thread(load, settings)
+    loop = asyncio.get_running_loop()
+
+    def on_step(report: StepReport) -> None:
+        loop.call_soon_threadsafe(manager.step_ended, report)
+
+    engine = make_engine(settings, machinery, on_step)
+    manager = make_manager(settings, machinery, engine)
+    with ThreadPoolExecutor(TEXT_THREADS, "text") as text_threads:
+        gateway = make_gateway(settings, machinery, manager, text_threads)
+        engine.open()
+        try:
+            yield gateway
+        finally:
+            gateway.is_draining = True
+            await manager.drain(settings.drain_seconds)
+            await asyncio.to_thread(engine.close)
+
+
+def load(settings: Settings) -> Machinery:
+    """Fetch, check and load the model, and set up its arena; blocking.
+
+    Raises:
+        SettingInvalid, ModelError: as for `opened`.
+    """
+    device = choose_device(settings.device)
+    if settings.threads != "auto":
+        torch.set_num_threads(settings.threads)
+    source = {
+        "revision": settings.revision,
+        "dtype": settings.dtype,
+        "device": str(device),
+        "cache_dir": settings.cache_dir,
+        "hf_token": settings.hf_token.get_secret_value() if settings.hf_token else None,
+        "progress": log.info,
+    }
+    refuse_misfit(settings, device, loader.estimate(settings.model, **source))  # type: ignore[arg-type]
+    model = loader.load(settings.model, block_tokens=settings.block_tokens, **source)  # type: ignore[arg-type]
+    budgets = sizes.plan(
+        settings,
+        model.layout,
+        memory_of(device),
+        on_cpu=device.type == "cpu",
+        weights_bytes=0,
+        model_context=model.max_positions,
+    )
+    for line in budgets.lines():
+        log.info(line)
+    log.info("checking whether answers can be made independent of batching")
+    is_exact, why = exactness.choose(settings.attention, model.model, model.layout, model.model_key, settings.cache_dir)
+    log.info(why)
+    model = replace(model, model_key=exactness.mode_key(model.model_key, is_exact))
+    return Machinery(model, Runner(model.model, model.layout, budgets.hbm_slots, exact=is_exact), budgets)
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The device asked for; `auto` is CUDA where there is one.
+
+    Raises:
+        SettingInvalid: there is no such device.
+    """
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(wanted)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingInvalid("--device", f"there is no {wanted} on this machine")
+    return device
+
+
+def memory_of(device: torch.device) -> sizes.Memory:
+    """Memory that weights and K/V share: the device's own, and for a CPU the host's."""
+    if device.type == "cpu":
+        return sizes.host_memory()
+    free, total = torch.cuda.mem_get_info(device)
+    return sizes.Memory(total, free)
+
+
+def refuse_misfit(settings: Settings, device: torch.device, weights_bytes: int) -> None:
+    """Hold weights and budgets against free memory before loading anything.
+
+    The layout is known only after loading, so blocks are taken for as small as can be: what is
+    refused here could not fit in any layout.
+    """
+    smallest = KVLayout((LayerKV(1, 1),), settings.block_tokens, "bf16", 2)
+    sizes.plan(
+        settings,
+        smallest,
+        memory_of(device),
+        on_cpu=device.type == "cpu",
+        weights_bytes=weights_bytes,
+        model_context=2**62,
+    )
+
+
+def make_engine(settings: Settings, machinery: Machinery, on_step: object) -> Engine:
+    """The step loop, not yet running."""
+    model = machinery.model
+    return Engine(
+        machinery.runner,
+        model.tokenizer.backend_tokenizer,
+        model.eos_ids,
+        max_context=machinery.sizes.max_context,
+        prefill_chunk_tokens=settings.prefill_chunk_tokens,
+        on_step=on_step,  # type: ignore[arg-type]
+    )
+
+
+def make_manager(settings: Settings, machinery: Machinery, engine: Engine) -> TierManager:
+    """The store with nothing in it."""
+    config = PlannerConfig(
+        hbm_slots=machinery.sizes.hbm_slots,
+        block_tokens=settings.block_tokens,
+        max_running=settings.max_running,
+        max_queue=settings.max_queue,
+        age_limit_seconds=settings.age_limit_seconds,
+    )
+    return TierManager(Planner(config), engine, max_context=machinery.sizes.max_context)
+
+
+def make_gateway(
+    settings: Settings, machinery: Machinery, manager: TierManager, text_threads: ThreadPoolExecutor
+) -> Gateway:
+    """Everything routes need, and the counters of it."""
+    model = machinery.model
+    metrics = Metrics(MissReason)
+    metrics.watch_store(manager.snapshot)
+    metrics.describe_model({"name": model.name, "device": str(model.device), "dtype": model.layout.dtype})
+    return Gateway(
+        settings=settings,
+        names=ServedNames(model.name, settings.served_model_name),
+        model_key=model.model_key,
+        defaults=model.defaults,
+        block_tokens=settings.block_tokens,
+        manager=manager,
+        chat=ChatTemplate(model.tokenizer),
+        book=SessionBook(max_sessions=settings.max_sessions, max_branches=settings.session_branches),
+        metrics=metrics,
+        text_threads=text_threads,
+        started_at=int(time.time()),
+    )

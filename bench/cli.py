@@ -1,0 +1,226 @@
+"""Figures of a machine and a server.
+
+Nothing but tables goes to stdout, nothing but JSON with `--json -`; progress is on stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench import machine as machines
+from bench import report as reports
+from bench.chat import ChatBench, ChatPlan, ChatSamples
+from bench.client import ChatServer, connect, first_model
+from bench.errors import BenchFailed
+from bench.report import Report
+from bench.server import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+cli = typer.Typer(
+    name="bench",
+    help="Figures of this machine and of a server on it, measured from outside wherever that can be done.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Contexts = Annotated[str, typer.Option(metavar="TOKENS,...", help="Lengths of the prompts of single conversations.")]
+Streams = Annotated[str, typer.Option(metavar="N,...", help="Numbers of parallel streams.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Samples of every figure.")]
+Tokens = Annotated[int, typer.Option(min=2, help="Tokens of every answer.")]
+StreamPrompt = Annotated[int, typer.Option(min=1, help="Tokens of the prompts of parallel streams.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Of the prompts; a new one by default, since a running server may still know the last ones."),
+]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write every sample there; - is stdout.")]
+Calibrate = Annotated[bool, typer.Option(help="Measure the machine by itself first.")]
+Attention = Annotated[str, typer.Option(metavar="exact|fast|auto,...", help="Served one after the other.")]
+
+
+def run() -> None:
+    """Entry point: what a person can mend is said in a line or two."""
+    from app.configuration import SettingsRefused
+    from kvstore.errors import SettingInvalid
+    from models.errors import ModelError
+
+    try:
+        cli()
+    except (BenchFailed, SettingsRefused, SettingInvalid, ModelError) as exc:
+        print(f"bench: {exc}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@cli.command()
+def machine(json_file: Json = None) -> None:
+    """Memory copy, bf16 matmul, threads: what the hardware does by itself."""
+    _finish(_begin("machine", calibrate=True), json_file)
+
+
+@cli.command()
+def chat(
+    url: Annotated[str, typer.Option(metavar="URL", help="Base URL of the server, with or without /v1.")],
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="By default the first that it lists.")] = None,
+    api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Sent as a bearer token.")] = None,
+    contexts: Contexts = "140,2000,5500",
+    streams: Streams = "4,8,16",
+    repeats: Repeats = 5,
+    tokens: Tokens = 64,
+    stream_prompt_tokens: StreamPrompt = 200,
+    seed: Seed = None,
+    calibrate: Calibrate = True,
+    json_file: Json = None,
+) -> None:
+    """Decode, prefill, next turns and parallel streams of any OpenAI-compatible server."""
+    plan = _chat_plan(contexts, streams, repeats, tokens, stream_prompt_tokens, seed)
+    report = _begin("chat", calibrate)
+    samples = _run_chat(url, model, api_key, plan, "chat")
+    report.add(reports.chat_part(samples, {"url": url}), reports.chat_tables(samples.model, samples))
+    _finish(report, json_file)
+
+
+@cli.command(
+    "serve-and-chat",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Any other flag is given to `dormouse serve`: --hbm-bytes 2GiB --threads 2.",
+)
+def serve_and_chat(
+    context: typer.Context,
+    attention: Attention = "auto",
+    contexts: Contexts = "140,2000,5500",
+    streams: Streams = "4,8,16",
+    repeats: Repeats = 5,
+    tokens: Tokens = 64,
+    stream_prompt_tokens: StreamPrompt = 200,
+    seed: Seed = None,
+    calibrate: Calibrate = True,
+    json_file: Json = None,
+) -> None:
+    """Start `dormouse serve` on a free port, run `chat` against it, and stop it."""
+    plan = _chat_plan(contexts, streams, repeats, tokens, stream_prompt_tokens, seed)
+    report = _begin("serve-and-chat", calibrate)
+    for mode in _modes(attention):
+        flags = ["--attention", mode, *context.args]
+        with serving(flags) as server:
+            samples = _run_chat(server.url, None, None, plan, mode)
+        extras = {"attention": mode, "flags": flags, "ready_seconds": server.ready_seconds}
+        title = f"{samples.model}, attention {mode}, ready after {server.ready_seconds:.1f} s"
+        report.add(reports.chat_part(samples, extras), reports.chat_tables(title, samples))
+    _finish(report, json_file)
+
+
+@cli.command()
+def steps(
+    attention: Attention = "auto",
+    streams: Annotated[int, typer.Option(min=1, help="Turns computed together.")] = 16,
+    prompt_tokens: StreamPrompt = 200,
+    tokens: Tokens = 64,
+    pairs: Annotated[int, typer.Option(min=1, help="Windows with HTTP, and as many without.")] = 8,
+    model: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="As for dormouse serve.")] = None,
+    threads: Annotated[str | None, typer.Option(metavar="auto|N", help="As for dormouse serve.")] = None,
+    hbm_bytes: Annotated[str | None, typer.Option(metavar="auto|SIZE", help="As for dormouse serve.")] = None,
+    seed: Seed = None,
+    calibrate: Calibrate = True,
+    json_file: Json = None,
+) -> None:
+    """What serving over HTTP costs the engine's steps; other settings come from environment and file as for serve."""
+    from app.configuration import load
+    from bench import steps as stepping
+
+    plan = stepping.StepPlan(streams, prompt_tokens, tokens, pairs, _seed(seed))
+    given = {"model": model, "threads": threads, "hbm_bytes": hbm_bytes}
+    flags = {name: value for name, value in given.items() if value is not None}
+    report = _begin("steps", calibrate)
+    for mode in _modes(attention):
+        settings = load({**flags, "attention": mode}).settings
+        with _progress(mode, pairs) as done:
+            samples = stepping.run(settings, plan, done)
+        title = f"{samples.model}, attention {mode}"
+        report.add(reports.steps_part(samples, {"attention": mode}), reports.steps_table(title, samples))
+    _finish(report, json_file)
+
+
+def _chat_plan(
+    contexts: str, streams: str, repeats: int, tokens: int, stream_prompt_tokens: int, seed: int | None
+) -> ChatPlan:
+    return ChatPlan(
+        contexts=_counts(contexts, "--contexts"),
+        streams=_counts(streams, "--streams"),
+        repeats=repeats,
+        tokens=tokens,
+        stream_prompt_tokens=stream_prompt_tokens,
+        seed=_seed(seed),
+    )
+
+
+def _counts(text: str, flag: str) -> tuple[int, ...]:
+    """Positive numbers from `140,2000`; none from an empty text."""
+    try:
+        counts = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError as exc:
+        raise typer.BadParameter(f"{text!r} should be numbers with commas between them", param_hint=flag) from exc
+    if any(count < 1 for count in counts):
+        raise typer.BadParameter("counts begin at 1", param_hint=flag)
+    return counts
+
+
+def _modes(attention: str) -> list[str]:
+    return [mode.strip() for mode in attention.split(",") if mode.strip()]
+
+
+def _seed(seed: int | None) -> int:
+    return secrets.randbits(32) if seed is None else seed
+
+
+def _begin(command: str, calibrate: bool) -> Report:
+    # The load is read first: calibration is a load, too.
+    report = Report(command, None, machines.is_busy())
+    report.machine = machines.calibrate() if calibrate else None
+    return report
+
+
+def _finish(report: Report, json_file: Path | None) -> None:
+    if json_file is None or str(json_file) != "-":
+        report.show(Console())
+    if json_file is not None:
+        report.write(json_file)
+
+
+def _run_chat(url: str, model: str | None, api_key: str | None, plan: ChatPlan, title: str) -> ChatSamples:
+    async def measure(done: Callable[[str], None]) -> ChatSamples:
+        async with connect(url, api_key) as http:
+            server = ChatServer(http, model or await first_model(http))
+            return await ChatBench(server, plan, done).run()
+
+    with _progress(title, plan.num_rounds) as done:
+        return asyncio.run(measure(done))
+
+
+@contextmanager
+def _progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on stderr while the block lasts; the function given moves it on."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # Drawn when something was measured and not by a thread of its own, which would take turns with what is measured.
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        progress.refresh()
+
+        def done(what: str) -> None:
+            progress.update(task, advance=1, description=f"{title}: {what}", refresh=True)
+
+        yield done

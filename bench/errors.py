@@ -1,0 +1,5 @@
+"""What a person who runs a benchmark can mend."""
+
+
+class BenchFailed(Exception):
+    """No figure came of it; the text says why."""

@@ -1,0 +1,312 @@
+"""What serving over HTTP costs the engine's steps: the event loop and the engine thread share one interpreter lock.
+
+One process, one loaded model, one arena. Windows alternate, and the two windows of a pair compute the same prompts:
+
+    http    uvicorn in this process streams to clients in another one, as `dormouse serve` does
+    plain   the same turns taken straight from the store: acquire, read the pieces, close
+
+Compared are the steps in which every stream gets one token and nothing is prefilled; the others depend on when
+each request happened to arrive. The clients' own cycles are in the figure where server and clients share cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from app import prompts, serving, startup
+from app.main import create_app
+from app.schema import ChatRequest
+from bench.errors import BenchFailed
+from bench.server import ROOT
+from bench.stats import Ratio, p95_ratio
+from bench.words import Messages, Prompts, length_from
+
+if TYPE_CHECKING:
+    import socket
+
+    from app.gateway import Gateway
+    from app.settings import Settings
+    from kvstore.types import StepReport, TurnSpec
+
+PROBES = (16, 116)
+"""Words of the prompts that tell how long prompts are."""
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What to measure."""
+
+    streams: int = 16
+    prompt_tokens: int = 200
+    tokens: int = 64
+    """Tokens of each answer."""
+    pairs: int = 8
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Window:
+    """The compared steps of one window."""
+
+    seconds: list[float]
+    """What each took on the engine thread: the forward pass, sampling, text."""
+    mean_interval_seconds: float
+    """From one to the next, so with what the engine does, or waits for, between them."""
+
+
+@dataclass(slots=True)
+class StepSamples:
+    """Windows of both kinds; those of one index are a pair."""
+
+    plan: StepPlan
+    model: str
+    http: list[Window] = field(default_factory=list)
+    plain: list[Window] = field(default_factory=list)
+    http_bytes: list[int] = field(default_factory=list)
+    """Of all answers of a window."""
+
+    def ratio(self) -> Ratio:
+        """p95 with HTTP over p95 without."""
+        return p95_ratio([(a.seconds, b.seconds) for a, b in zip(self.http, self.plain, strict=True)], self.plan.seed)
+
+
+def all_seconds(windows: Sequence[Window]) -> list[float]:
+    """Of every step in `windows`."""
+    return [seconds for window in windows for seconds in window.seconds]
+
+
+class StepLog:
+    """Keeps the reports that the store is given."""
+
+    def __init__(self) -> None:
+        self._reports: list[tuple[float, StepReport]] = []
+
+    def listen(self, gateway: Gateway) -> None:
+        """Be told of every step from now on, on the event loop, before the store is."""
+        told = gateway.manager.step_ended
+
+        def step_ended(report: StepReport) -> None:
+            self._reports.append((time.perf_counter(), report))
+            told(report)
+
+        # Start-up binds engine to store, and looks this name up at each step: no seam is needed there for our sake.
+        setattr(gateway.manager, "step_ended", step_ended)  # noqa: B010 - to a type checker a method is no variable
+
+    def take(self, streams: int) -> Window:
+        """The steps since the last call that gave each of `streams` one token.
+
+        Raises:
+            BenchFailed: there were fewer than two.
+        """
+        reports = self._reports
+        self._reports = []
+        compared = [
+            index
+            for index, (_, report) in enumerate(reports)
+            if (report.decode_tokens, report.prefill_tokens) == (streams, 0)
+        ]
+        if len(compared) < 2:
+            raise BenchFailed(
+                "no two steps had all streams in them: raise --tokens, or --hbm-bytes where they do not fit"
+            )
+        first, last = compared[0], compared[-1]
+        interval = (reports[last][0] - reports[first][0]) / (last - first)
+        return Window([reports[index][1].seconds for index in compared], interval)
+
+    def clear(self) -> None:
+        """Forget what happened between windows."""
+        self._reports = []
+
+
+class Clients:
+    """The process that streams over HTTP."""
+
+    def __init__(self, process: asyncio.subprocess.Process, host: str, port: int) -> None:
+        self._process = process
+        self._host = host
+        self._port = port
+
+    async def window(self, bodies: Sequence[str]) -> int:
+        """Post all `bodies` at once; bytes of the answers, once all have ended.
+
+        Raises:
+            BenchFailed: an answer was refused or cut off.
+        """
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps({"host": self._host, "port": self._port, "bodies": bodies}).encode() + b"\n")
+        await stdin.drain()
+        reply = await stdout.readline()
+        if not reply:
+            raise BenchFailed("the process with the clients ended")
+        told = json.loads(reply)
+        if told["error"]:
+            raise BenchFailed(f"a streamed answer was not whole: {told['error']}")
+        return int(told["bytes"])
+
+
+class StepBench:
+    """Runs one plan on a running gateway."""
+
+    def __init__(self, gateway: Gateway, clients: Clients, plan: StepPlan) -> None:
+        self._gateway = gateway
+        self._clients = clients
+        self._plan = plan
+        self._prompts = Prompts(plan.seed)
+        self._log = StepLog()
+        self._log.listen(gateway)
+
+    async def run(self, done: Callable[[str], None]) -> StepSamples:
+        """Measure every pair; which of its windows comes first alternates.
+
+        Raises:
+            BenchFailed: a window had no step with all streams in it, or an answer failed.
+        """
+        plan = self._plan
+        samples = StepSamples(plan, self._gateway.names.first)
+        length = length_from(PROBES, (self._count(PROBES[0]), self._count(PROBES[1])))
+        words = length.words_for(plan.prompt_tokens)
+        for index in range(-1, plan.pairs):
+            tokens = plan.tokens if index >= 0 else min(plan.tokens, WARM_UP_TOKENS)
+            requests = [self._request(self._prompts.draw(words), tokens) for _ in range(plan.streams)]
+            if index % 2:
+                plain = await self._without(requests)
+                http, num_bytes = await self._over_http(requests)
+            else:
+                http, num_bytes = await self._over_http(requests)
+                plain = await self._without(requests)
+            if index >= 0:
+                samples.http.append(http)
+                samples.plain.append(plain)
+                samples.http_bytes.append(num_bytes)
+                done(f"pair {index + 1}")
+        return samples
+
+    async def _over_http(self, requests: list[ChatRequest]) -> tuple[Window, int]:
+        self._prepare()
+        num_bytes = await self._clients.window([each.model_dump_json(exclude_none=True) for each in requests])
+        return self._log.take(self._plan.streams), num_bytes
+
+    async def _without(self, requests: list[ChatRequest]) -> Window:
+        specs = [self._spec(request) for request in requests]
+        self._prepare()
+        await asyncio.gather(*(self._turn(spec) for spec in specs))
+        return self._log.take(self._plan.streams)
+
+    def _prepare(self) -> None:
+        """The second window of a pair finds nothing of the first, and pays for none of its garbage."""
+        self._gateway.manager.flush()
+        gc.collect()
+        self._log.clear()
+
+    async def _turn(self, spec: TurnSpec) -> None:
+        lease = await self._gateway.manager.acquire(spec)
+        try:
+            async for piece in lease.pieces():
+                if piece.error is not None:
+                    raise BenchFailed(f"the engine failed: {piece.error}")
+        finally:
+            await lease.close()
+
+    def _request(self, messages: Messages, tokens: int) -> ChatRequest:
+        return ChatRequest.model_validate(
+            {
+                "model": self._gateway.names.first,
+                "messages": messages,
+                "max_tokens": tokens,
+                "temperature": 0.0,
+                "ignore_eos": True,
+                "stream": True,
+            }
+        )
+
+    def _spec(self, request: ChatRequest) -> TurnSpec:
+        """What the HTTP side would ask of the store for `request`."""
+        chat = self._gateway.chat
+        rendered = chat.render([message.as_template() for message in request.messages])
+        return prompts.spec_of(self._gateway, request, chat.encode(rendered).token_ids)
+
+    def _count(self, num_words: int) -> int:
+        return len(self._spec(self._request(self._prompts.draw(num_words), 1)).token_ids)
+
+
+async def measure(settings: Settings, plan: StepPlan, done: Callable[[str], None]) -> StepSamples:
+    """Load the model, serve it on a free loopback port, and run `plan`.
+
+    Raises:
+        BenchFailed: no figure came of it.
+        SettingInvalid, ModelError: the server could not start.
+    """
+    async with _served(settings) as (gateway, sock), _clients(*sock.getsockname()[:2]) as clients:
+        return await StepBench(gateway, clients, plan).run(done)
+
+
+def run(settings: Settings, plan: StepPlan, done: Callable[[str], None]) -> StepSamples:
+    """`measure` on the event loop that `dormouse serve` runs on."""
+    with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
+        return runner.run(measure(settings, plan, done))
+
+
+@asynccontextmanager
+async def _served(settings: Settings) -> AsyncIterator[tuple[Gateway, socket.socket]]:
+    """The gateway, and uvicorn in front of it on the running loop, with the options that `app.serving` gives it."""
+    async with startup.opened(settings) as gateway:
+        app = create_app(settings, lambda _: contextlib.nullcontext(gateway))
+        started = asyncio.Event()
+        server = _Server(uvicorn.Config(app, lifespan="on", log_config=None, access_log=False, ws="none"), started)
+        with serving.bind("127.0.0.1", 0) as sock:
+            task = asyncio.create_task(server.serve([sock]))
+            try:
+                await started.wait()
+                yield gateway, sock
+            finally:
+                server.should_exit = True
+                await task
+
+
+class _Server(uvicorn.Server):
+    """Says when it answers, and leaves signals to the benchmark."""
+
+    def __init__(self, config: uvicorn.Config, answers: asyncio.Event) -> None:
+        super().__init__(config)
+        self._answers = answers
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._answers.set()
+
+
+@asynccontextmanager
+async def _clients(host: str, port: int) -> AsyncIterator[Clients]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "bench.step_client"),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for us; we end it
+    )
+    try:
+        yield Clients(process, host, port)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()

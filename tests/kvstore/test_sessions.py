@@ -1,0 +1,318 @@
+"""Sessions: which branch a turn continues, what completing it replaces, who is forgotten."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvstore.sessions import Branch, History, OpenTurn, Seam, SessionBook, text_digests
+
+TENANT = "acme"
+FIRST = (1, 10, 11, 12)  # a first prompt; its answer's message begins at its end
+TITLE = (1, 10, 90, 91, 92)
+
+
+def ids(*tokens: int) -> array[int]:
+    return array("I", tokens)
+
+
+def history(*tokens: int, first_answer: int = len(FIRST), digests: tuple[bytes, ...] = ()) -> History:
+    text = "".join(chr(0x100 + token) for token in tokens)
+    return History(ids(*tokens), text, (Seam(len(text), len(tokens)),), first_answer, (), digests)
+
+
+def run(
+    book: SessionBook,
+    session_id: str,
+    prompt: tuple[int, ...],
+    answer: tuple[int, ...],
+    now: float,
+    first_answer: int = len(FIRST),
+    digests: tuple[bytes, ...] = (),
+) -> OpenTurn:
+    """A turn from its arrival to its end."""
+    turn = book.begin(TENANT, session_id, ids(*prompt), now)
+    book.record(turn, history(*prompt, *answer, first_answer=first_answer, digests=digests), now + 0.5)
+    return turn
+
+
+def branch_tokens(book: SessionBook, session_id: str) -> dict[int, list[int]]:
+    session = book.get(TENANT, session_id)
+    assert session is not None
+    return {index: list(branch.history.token_ids) for index, branch in session.branches.items()}
+
+
+def test_a_first_turn_makes_a_session_with_one_branch() -> None:
+    book = SessionBook()
+    turn = book.begin(TENANT, "s", ids(*FIRST), 1.0, parent_id="p")
+    assert not turn.match.is_known_session
+    assert (turn.match.branch, turn.match.history_tokens, turn.number) == (None, 0, 1)
+    book.record(turn, history(*FIRST, 20, 21), 2.0)
+    assert branch_tokens(book, "s") == {0: [*FIRST, 20, 21]}
+    assert turn.session.parent_id == "p"
+    assert (turn.session.last_active, turn.session.turns) == (2.0, 1)
+
+
+def test_appending_continues_the_branch_and_supersedes_nothing() -> None:
+    book = SessionBook()
+    run(book, "s", FIRST, (20, 21), 1.0)
+    turn = book.begin(TENANT, "s", ids(*FIRST, 20, 21, 30), 2.0)
+    assert (turn.match.shared_tokens, turn.match.history_tokens, turn.branch.index, turn.number) == (6, 6, 0, 2)
+    recorded = book.record(turn, history(*FIRST, 20, 21, 30, 40), 3.0)
+    assert recorded.superseded_tokens == 0
+
+
+def test_regenerating_the_first_answer_continues_the_branch_and_supersedes_the_answer() -> None:
+    book = SessionBook()
+    run(book, "s", FIRST, (20, 21), 1.0)
+    turn = book.begin(TENANT, "s", ids(*FIRST), 2.0)
+    assert (turn.branch.index, turn.match.shared_tokens) == (0, len(FIRST))
+    recorded = book.record(turn, history(*FIRST, 25), 3.0)
+    assert recorded.superseded_tokens == 2
+    assert list(recorded.previous_ids[recorded.kept_tokens :]) == [20, 21]
+
+
+def test_a_regenerated_answer_keeps_what_it_shares_with_the_one_before() -> None:
+    book = SessionBook()
+    run(book, "s", FIRST, (20, 21), 1.0)
+    turn = book.begin(TENANT, "s", ids(*FIRST), 2.0)
+    assert book.record(turn, history(*FIRST, 20, 29), 3.0).superseded_tokens == 1
+
+
+def test_a_prompt_that_leaves_before_the_first_answer_begins_a_new_branch() -> None:
+    book = SessionBook()
+    run(book, "s", FIRST, (20, 21), 1.0)
+    turn = run(book, "s", TITLE, (95,), 2.0, first_answer=len(TITLE))
+    assert turn.match.is_known_session
+    assert (turn.match.branch, turn.match.shared_tokens, turn.match.history_tokens) == (None, 0, 0)
+    assert branch_tokens(book, "s") == {0: [*FIRST, 20, 21], 1: [*TITLE, 95]}
+
+
+def test_titles_and_sub_agents_under_one_id_do_not_disturb_its_conversation() -> None:
+    book = SessionBook()
+    chat: tuple[int, ...] = FIRST
+    agent: tuple[int, ...] = (1, 70, 71)
+    for turn in range(3):
+        chat_turn = book.begin(TENANT, "s", ids(*chat), turn)
+        agent_turn = book.begin(TENANT, "s", ids(*agent), turn)
+        title_turn = book.begin(TENANT, "s", ids(*TITLE, turn), turn)
+        assert chat_turn.match.shared_tokens == chat_turn.match.history_tokens
+        assert agent_turn.match.shared_tokens == agent_turn.match.history_tokens
+        for each, prompt in ((title_turn, (*TITLE, turn)), (agent_turn, agent), (chat_turn, chat)):
+            first = {chat: len(FIRST), agent: 3}.get(prompt, len(TITLE))
+            superseded = book.record(each, history(*prompt, 50 + turn, first_answer=first), turn + 0.5)
+            assert superseded.superseded_tokens == 0 or each is title_turn
+        chat, agent = (*chat, 50 + turn, 60), (*agent, 50 + turn, 61)
+
+
+def test_of_several_branches_the_longest_prefix_wins() -> None:
+    book = SessionBook()
+    run(book, "s", FIRST, (20, 21), 1.0)
+    first = book.begin(TENANT, "s", ids(*FIRST, 20, 21, 30), 2.0)
+    second = book.begin(TENANT, "s", ids(*FIRST, 20, 21, 31), 2.0)  # the branch is busy: a new one
+    assert first.branch.index == 0
+    assert second.match.branch is None
+    book.record(first, history(*FIRST, 20, 21, 30, 40), 3.0)
+    book.record(second, history(*FIRST, 20, 21, 31, 41), 4.0)
+    assert book.match(TENANT, "s", ids(*FIRST, 20, 21, 30, 40, 50)).branch is first.branch
+    assert book.match(TENANT, "s", ids(*FIRST, 20, 21, 31, 41, 50)).branch is second.branch
+    # what both share goes to the branch that was active last
+    assert book.match(TENANT, "s", ids(*FIRST, 20, 21)).branch is second.branch
+
+
+def test_a_turn_that_is_abandoned_leaves_no_trace() -> None:
+    book = SessionBook()
+    book.abandon(book.begin(TENANT, "s", ids(*FIRST), 1.0))
+    assert book.get(TENANT, "s") is None
+    assert len(book) == 0
+    run(book, "s", FIRST, (20,), 2.0)
+    book.abandon(book.begin(TENANT, "s", ids(*TITLE), 3.0))
+    book.abandon(book.begin(TENANT, "s", ids(*FIRST, 20, 30), 3.0))
+    assert branch_tokens(book, "s") == {0: [*FIRST, 20]}
+    assert not book.match(TENANT, "s", ids(*FIRST, 20)).branch.is_busy  # type: ignore[union-attr]
+
+
+def test_a_session_of_two_first_turns_stays_while_one_of_them_runs() -> None:
+    book = SessionBook()
+    one, other = book.begin(TENANT, "s", ids(*FIRST), 1.0), book.begin(TENANT, "s", ids(*FIRST), 1.0)
+    book.abandon(one)
+    assert book.record(other, history(*FIRST, 20), 2.0).is_known
+    assert branch_tokens(book, "s") == {1: [*FIRST, 20]}
+
+
+def test_a_session_forgotten_during_its_turn_is_not_recorded() -> None:
+    book = SessionBook()
+    turn = book.begin(TENANT, "s", ids(*FIRST), 1.0)
+    assert book.forget(TENANT, "s") is turn.session
+    newcomer = book.begin(TENANT, "s", ids(*FIRST), 2.0)
+    assert not book.record(turn, history(*FIRST, 20, digests=(b"d",)), 3.0).is_known
+    assert book.find(TENANT, [b"d"]) is None
+    book.abandon(newcomer)
+    assert len(book) == 0
+
+
+def test_the_least_recent_idle_branch_is_forgotten_first() -> None:
+    book = SessionBook(max_branches=3)
+    for branch in range(3):
+        run(book, "s", (1, 100 + branch), (5,), float(branch), first_answer=2)
+    run(book, "s", (1, 100, 5, 6), (7,), 5.0, first_answer=2)  # branch 0 is fresh again
+    turn = book.begin(TENANT, "s", ids(1, 200), 6.0)
+    assert [branch.index for _, branch in turn.forgotten] == [1]
+    assert sorted(turn.session.branches) == [0, 2, 3]
+
+
+def test_busy_branches_are_kept_beyond_the_limit_and_trimmed_later() -> None:
+    book = SessionBook(max_branches=2)
+    turns = [book.begin(TENANT, "s", ids(1, 100 + n), float(n)) for n in range(4)]
+    assert len(turns[0].session.branches) == 4
+    for n, turn in enumerate(turns):
+        book.record(turn, history(1, 100 + n, 5, first_answer=2), 10.0 + n)
+    last = book.begin(TENANT, "s", ids(1, 300), 20.0)
+    assert len(last.session.branches) == 2
+
+
+def test_the_least_recent_idle_session_makes_room_for_a_new_one() -> None:
+    book = SessionBook(max_sessions=2)
+    run(book, "a", FIRST, (20,), 1.0, digests=(b"a",))
+    run(book, "b", FIRST, (20,), 2.0)
+    running = book.begin(TENANT, "a", ids(*FIRST, 20, 30), 3.0)
+    newcomer = book.begin(TENANT, "c", ids(*FIRST), 4.0)
+    assert [(session.id, branch.index) for session, branch in newcomer.forgotten] == [("b", 0)]
+    assert {book.get(TENANT, name) is None for name in "ac"} == {False}
+    book.abandon(running)
+
+
+def test_tenants_do_not_see_each_other() -> None:
+    book = SessionBook()
+    run(book, "s", FIRST, (20,), 1.0, digests=(b"d",))
+    assert book.get("other", "s") is None
+    assert book.histories("other", "s") == []
+    assert book.find("other", [b"d"]) is None
+    assert not book.match("other", "s", ids(*FIRST, 20)).is_known_session
+    assert book.page("other").sessions == ()
+
+
+def test_the_longest_known_text_finds_the_session_that_has_it() -> None:
+    book = SessionBook()
+    text = "hello|answer|more|answer two|"
+    short, middle, long = text_digests(text, [13, 18, len(text)])
+    assert text_digests(text[:18], [13, 18]) == (short, middle)
+    run(book, "early", FIRST, (20,), 1.0, digests=(short,))
+    run(book, "late", FIRST, (20,), 2.0, digests=(short, long))
+    for digests, expected in (((short, middle, long), "late"), ((short, middle), "late"), ((middle,), None)):
+        found = book.find(TENANT, digests)
+        assert (found.id if found else None) == expected
+
+
+def test_among_equal_texts_the_parents_come_first_then_the_groups_then_the_latest() -> None:
+    book = SessionBook()
+    for moment, (name, group) in enumerate((("parent", None), ("mate", "g"), ("latest", None))):
+        turn = book.begin(TENANT, name, ids(*FIRST), float(moment), group=group)
+        book.record(turn, history(*FIRST, 20, digests=(b"d",)), float(moment))
+    found = [
+        book.find(TENANT, [b"d"], parent_id="parent", group="g"),
+        book.find(TENANT, [b"d"], group="g"),
+        book.find(TENANT, [b"d"]),
+    ]
+    assert [session.id for session in found if session] == ["parent", "mate", "latest"]
+    busy = book.begin(TENANT, "latest", ids(*FIRST, 20, 30), 9.0)
+    assert book.find(TENANT, [b"d"]) is book.get(TENANT, "mate")
+    book.record(busy, history(*FIRST, 20, 30, 40, digests=(b"e",)), 10.0)
+    assert book.find(TENANT, [b"d"]) is book.get(TENANT, "mate")
+
+
+def test_pages_go_from_the_newest_to_the_oldest_and_end() -> None:
+    book = SessionBook()
+    for number in range(7):
+        run(book, f"s{number}", FIRST, (20,), float(number))
+    book.forget(TENANT, "s4")
+    seen: list[str] = []
+    before: int | None = None
+    while True:
+        page = book.page(TENANT, before=before, limit=2)
+        seen += [session.id for session in page.sessions]
+        before = page.before
+        if before is None:
+            break
+    assert seen == ["s6", "s5", "s3", "s2", "s1", "s0"]
+
+
+def test_a_tenant_may_be_forgotten_as_a_whole() -> None:
+    book = SessionBook()
+    for name in "abc":
+        run(book, name, FIRST, (20,), 1.0, digests=(b"d",))
+    assert [session.id for session in book.forget_all(TENANT)] == ["a", "b", "c"]
+    assert book.find(TENANT, [b"d"]) is None
+    assert book.page(TENANT).sessions == ()
+    assert repr(book) == "<SessionBook 0/100000 sessions | 0 branches, 0 busy>"
+
+
+def test_a_prompt_may_be_spliced_from_a_branch_that_is_busy() -> None:
+    book = SessionBook()
+    run(book, "s", FIRST, (20, 21), 1.0)
+    book.begin(TENANT, "s", ids(*FIRST, 20, 21, 30), 2.0)
+    assert [list(each.token_ids) for each in book.histories(TENANT, "s")] == [[*FIRST, 20, 21]]
+
+
+class Bookkeeping(RuleBasedStateMachine):
+    """Turns begin and end in any order; the book's bounds and indexes hold throughout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = SessionBook(max_sessions=3, max_branches=2)
+        self.open: list[tuple[OpenTurn, tuple[int, ...]]] = []
+        self.now = 0.0
+
+    @rule(name=st.sampled_from("abcd"), prompt=st.lists(st.integers(1, 3), min_size=1, max_size=5))
+    def arrive(self, name: str, prompt: list[int]) -> None:
+        self.now += 1
+        self.open.append((self.book.begin(TENANT, name, ids(*prompt), self.now), tuple(prompt)))
+
+    @rule(place=st.integers(0, 9), answer=st.integers(1, 3))
+    def complete(self, place: int, answer: int) -> None:
+        if self.open:
+            self.now += 1
+            turn, prompt = self.open.pop(place % len(self.open))
+            digests = text_digests("".join(map(str, prompt)), range(1, len(prompt) + 1))
+            self.book.record(turn, history(*prompt, answer, first_answer=len(prompt), digests=digests), self.now)
+
+    @rule(place=st.integers(0, 9))
+    def fail(self, place: int) -> None:
+        if self.open:
+            self.book.abandon(self.open.pop(place % len(self.open))[0])
+
+    @rule(name=st.sampled_from("abcd"))
+    def delete(self, name: str) -> None:
+        self.book.forget(TENANT, name)
+
+    @invariant()
+    def busy_branches_are_those_of_open_turns(self) -> None:
+        listed = self.book.page(TENANT).sessions
+        busy = {id(branch) for session in listed for branch in session.branches.values() if branch.is_busy}
+        running = {id(turn.branch) for turn, _ in self.open if not turn.session.is_forgotten}
+        assert busy == running
+        assert len(running) == len([turn for turn, _ in self.open if not turn.session.is_forgotten])
+
+    @invariant()
+    def bounds_hold_but_for_what_is_busy(self) -> None:
+        listed = self.book.page(TENANT).sessions
+        assert len(listed) == len(self.book)
+        assert len(listed) <= max(3, len([session for session in listed if session.is_busy]) + 1)
+        for session in listed:
+            assert session.branches
+            branches: list[Branch] = list(session.branches.values())
+            assert all(branch.turns or branch.is_busy for branch in branches)
+
+    @invariant()
+    def every_text_that_is_found_belongs_to_a_session_that_is_known(self) -> None:
+        for session in self.book.page(TENANT).sessions:
+            for branch in session.branches.values():
+                found = self.book.find(TENANT, branch.history.digests)
+                assert found is None or self.book.get(TENANT, found.id) is found
+
+
+TestBookkeeping = Bookkeeping.TestCase
+TestBookkeeping.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
