@@ -65,10 +65,12 @@ class Admission:
     def run(self) -> None:
         """Give out what there is, and see to it that more comes where that is possible."""
         self._advance_wakes()
-        owed, may_admit = self._supply_all()
-        if may_admit:
-            self._admit(owed)
-            self._hints.advance()
+        has_news = True
+        while has_news:
+            owed, may_admit = self._supply_all()
+            if may_admit:
+                self._admit(owed)
+            has_news = may_admit and self._hints.advance()
 
     def room(self, owed: int) -> int:
         """Slots of HBM that are free or can be had by evicting, beyond those owed."""
@@ -186,10 +188,19 @@ class Admission:
                 return
             if held_back_from is not None and turn.seq > held_back_from:
                 continue
-            if not self._is_settling(turn) and self._try_admit(turn, owed):
+            if not self._is_settling(turn) and self._admit_over_hints(turn, owed):
                 owed += max(0, turn.lacking)
             elif turn.suspended:
                 return  # what was taken from it must not go to a turn less urgent than it
+
+    def _admit_over_hints(self, turn: Turn, owed: int) -> bool:
+        """Admit `turn` if there is room, what hints hold included."""
+        while not self._try_admit(turn, owed):
+            held = self._hints.num_held() if len(self._hints) else 0
+            if not held or held < self._shortfall(turn, plan(self._blocks, turn.keys, turn.may_load), owed):
+                return False
+            self._hints.give_way()
+        return True
 
     def _try_admit(self, turn: Turn, owed: int) -> bool:
         """Admit `turn` if there is room, perhaps after evictions, beyond what is `owed`; else change nothing."""

@@ -16,7 +16,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from kvstore.rows import NO_ROW
-from kvstore.transfers import Purpose, Transfer
 from kvstore.types import Tier
 
 if TYPE_CHECKING:
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from kvstore.pool import Pool
     from kvstore.roster import Roster
     from kvstore.store import Store
+    from kvstore.transfers import Transfer
     from kvstore.turns import Turn
     from kvstore.wakes import Wake
 
@@ -53,8 +53,7 @@ def check(store: Store, roster: Roster, hints: Iterable[Hint]) -> None:
 
 
 def _check_counts(store: Store) -> None:
-    moving = [t for t in store.traffic.transfers if t.purpose is Purpose.DEMOTE and t.source is Tier.HBM and not t.late]
-    coming = sum(len(t.rows) for t in moving)
+    coming = sum(len(t.source_slots) for t in store.traffic.transfers if t.frees_hbm and not t.late)
     assert store.traffic.coming == coming, f"{store.traffic.coming} slots are said to be coming, {coming} are"
     idle = store.blocks.cleaner.rows()
     assert all(map(store.blocks.hbm.is_valid, idle)), "the cleaner knows rows that are not in HBM"

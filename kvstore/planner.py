@@ -1,8 +1,8 @@
 """The whole store as one state machine: (event, now) -> actions (pure).
 
 It owns residency: who is granted, who waits, who is suspended, which blocks stay. It holds
-no lock, does no IO and reads no clock. Events only record what happened; `_pump` is the
-only place that admits, evicts, loads, suspends and grants.
+no lock, does no IO and reads no clock. Events only record what happened; `Admission.run`
+is the only place that admits, evicts, loads, suspends and grants.
 
     Planner      events in, actions out
     Roster       which turns there are, and in which state
@@ -51,6 +51,7 @@ from kvstore.events import (
 )
 from kvstore.hints import Hints
 from kvstore.roster import Roster
+from kvstore.rows import NO_ROW
 from kvstore.snapshot import Snapshot, TierCounts
 from kvstore.store import Store
 from kvstore.tables import Tables
@@ -59,7 +60,10 @@ from kvstore.types import StopReason
 from kvstore.upkeep import Upkeep
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvstore.events import Action, Event
+    from kvstore.types import BlockKey, Tier
 
 __all__ = ["Planner", "PlannerConfig"]
 
@@ -153,6 +157,11 @@ class Planner:
             hints=len(self._hints),
         )
 
+    def locate(self, keys: Sequence[BlockKey]) -> list[tuple[Tier, ...]]:
+        """For each of `keys` the tiers that hold its block, fastest first; none for a block that is nowhere."""
+        rows = map(self._blocks.rows.find, keys)
+        return [tuple(pool.tier for pool in self._blocks.pools if row != NO_ROW and pool.is_valid(row)) for row in rows]
+
     def __repr__(self) -> str:
         tiers = " ".join(f"{pool.tier.name} {pool.num_used}/{pool.capacity}" for pool in self._blocks.pools)
         turns = f"turns {len(self._roster.admitted)} active, {len(self._roster.queue)} waiting"
@@ -174,7 +183,7 @@ class Planner:
             self._emit(RefuseTurn(event.turn, Refusal.NEVER_FITS))
             return
         turn = self._roster.arrive(event, self._blocks.rows.now)
-        self._pump()
+        self._admission.run()
         if event.wake is not None:
             self._cancel_unwanted_loads()
         if turn.state is TurnState.WAITING and self._roster.num_new_waiters() > self.config.max_queue:
@@ -230,16 +239,13 @@ class Planner:
     # --- decisions --------------------------------------------------------------------
 
     def _pumped(self) -> list[Action]:
-        self._pump()
+        self._admission.run()
+        self._blocks.sweep()
         self._branches.sweep()
         self._upkeep.run()
         self._blocks.misses.clear()
         actions, self._actions = self._actions, []
         return actions
-
-    def _pump(self) -> None:
-        self._blocks.sweep()
-        self._admission.run()
 
     def _cancel_unwanted_loads(self) -> None:
         """Cancel loads that no turn and no hint waits for."""
