@@ -62,7 +62,8 @@ def theirs(loaded_fp32: LoadedModel) -> PreTrainedModel:
     folder = loaded_fp32.model.config._name_or_path
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.train(False)
-    model.generation_config = GenerationConfig(pad_token_id=0)  # no end of sequence: all have their full length
+    generation: Any = GenerationConfig
+    model.generation_config = generation(pad_token_id=0)  # no end of sequence: all have their full length
     return model
 
 
