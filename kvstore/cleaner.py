@@ -2,10 +2,12 @@
 
 Turns leave their chain's last row here when they end; that order is the order of coldness.
 A chain whose rows all have a copy below moves from `_idle` to `_clean` with the number of
-blocks that could leave. When rows leave HBM, tail first, their count passes to the parent.
+blocks that could leave. When rows leave HBM, tail first, the parent takes their place.
 """
 
 from __future__ import annotations
+
+from collections import OrderedDict
 
 from kvstore.rows import NO_ROW
 
@@ -14,7 +16,7 @@ class Cleaner:
     """Idle chains by coldness, and how many of the coldest blocks are clean already."""
 
     def __init__(self) -> None:
-        self._idle: dict[int, None] = {}  # ordered: the coldest first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # the coldest first
         self._clean: dict[int, int] = {}
         self.num_clean = 0
 
@@ -30,7 +32,11 @@ class Cleaner:
 
     def leave(self, row: int, parent: int) -> None:
         """`row` has left HBM."""
-        self._idle.pop(row, None)
+        if row in self._idle:
+            del self._idle[row]
+            if parent != NO_ROW:
+                self._idle[parent] = None
+                self._idle.move_to_end(parent, last=False)
         count = self._clean.pop(row, 0)
         self.num_clean -= count
         if count > 1 and parent != NO_ROW:

@@ -84,17 +84,19 @@ class Hints:
         for hint in self._hints.values():
             hint.wake.advance()
 
-    def advance(self) -> None:
-        """Start what can start, and settle what is done."""
+    def advance(self) -> bool:
+        """Start what can start, and settle what is done; True if that has made room."""
+        before = len(self._hints)
         for hint in list(self._hints.values()):
             wake = hint.wake
             if wake.deadline <= self._store.blocks.rows.now:
-                wake.cut(wake.num_ready)
+                wake.give_up()
             if (lacking := wake.lacking) > 0 and wake.target is Tier.HBM:
                 wake.take(self._store.blocks.hbm.open(self._store.room.obtain(lacking)))
             wake.start()
             if wake.is_ready:
                 self._settle(hint, WakeStatus.AWAKE)
+        return len(self._hints) < before
 
     def cancel(self, wake: WakeId) -> None:
         if wake in self._hints:
@@ -112,6 +114,11 @@ class Hints:
                 self._settle(hint, WakeStatus.NO_ROOM)
                 return True
         return False
+
+    def num_held(self) -> int:
+        """Slots of HBM that hints would give up at once."""
+        held_alone = self._store.blocks.hbm.num_held_alone
+        return sum(len(hint.wake.reserve) + held_alone(hint.wake.tip) for hint in self._hints.values())
 
     def rows(self) -> set[int]:
         """Rows that a hint waits for."""

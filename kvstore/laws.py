@@ -16,54 +16,84 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from kvstore.rows import NO_ROW
-from kvstore.transfers import Purpose, Transfer
 from kvstore.types import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from kvstore.hints import Hint
     from kvstore.pool import Pool
+    from kvstore.roster import Roster
     from kvstore.store import Store
+    from kvstore.transfers import Transfer
     from kvstore.turns import Turn
+    from kvstore.wakes import Wake
 
 
-def check_tiers(store: Store) -> None:
-    """Laws that need no knowledge of turns."""
-    store.blocks.rows.check()
+def check(store: Store, roster: Roster, hints: Iterable[Hint]) -> None:
+    """Raise AssertionError, saying what is wrong, unless every law holds."""
     live = list(store.blocks.rows)
+    store.blocks.rows.check()
     for pool in store.blocks.pools:
         pool.check(live)
         _check_targets(store, pool, live)
     for transfer in store.traffic.transfers:
         _check_source(store, transfer)
     _check_prefix_closed(store, live)
-    moving = [t for t in store.traffic.transfers if t.purpose is Purpose.DEMOTE and t.source is Tier.HBM and not t.late]
-    assert store.traffic.coming == sum(len(t.rows) for t in moving), (
-        f"{store.traffic.coming} slots are said to be coming"
-    )
+    _check_counts(store)
+    roster.check()
+    for turn in roster.admitted.values():
+        _check_table(store, turn)
+    hints = list(hints)
+    wakes = [turn.wake for turn in roster.waking.values() if turn.wake is not None] + [hint.wake for hint in hints]
+    _check_owners(store, roster, wakes, live)
+    _check_pins(store, roster, wakes, live)
+    if not roster.turns and not hints and not len(store.traffic.transfers):
+        _check_idle(store)
+
+
+def _check_counts(store: Store) -> None:
+    coming = sum(len(t.source_slots) for t in store.traffic.transfers if t.frees_hbm and not t.late)
+    assert store.traffic.coming == coming, f"{store.traffic.coming} slots are said to be coming, {coming} are"
     idle = store.blocks.cleaner.rows()
-    assert all(store.blocks.hbm.is_valid(row) for row in idle), "the cleaner knows rows that are not in HBM"
+    assert all(map(store.blocks.hbm.is_valid, idle)), "the cleaner knows rows that are not in HBM"
 
 
-def check_owners(store: Store, tier: Tier, owned: list[int], pins: Counter[int]) -> None:
-    """The OPEN slots of `tier` are `owned`, and `pins` are all there are on its rows besides transfers'."""
-    pool, live = store.blocks.pools[tier], list(store.blocks.rows)
-    owned = owned + [slot for t in store.traffic.transfers if t.owner is not None for slot in _open_sources(t, tier)]
-    assert len(owned) == pool.num_open, f"{tier.name}: {pool.num_open} slots OPEN, {len(owned)} owned"
-    private = [slot for t in store.traffic.transfers if t.owner is not None for slot in _filling_targets(t, tier)]
-    known = [*pool.known_slots(live), *owned, *private]
-    assert len(set(known)) == len(known), f"{tier.name}: an owned slot has a second use"
-    expected = Counter(pins)
+def _check_owners(store: Store, roster: Roster, wakes: list[Wake], live: list[int]) -> None:
+    """Law 3: every OPEN slot has one owner."""
+    waiting = {turn.tail for turn in roster.queue if turn.tail is not None}
+    tails = {*store.tails, *waiting, *(wake.tail for wake in wakes if wake.tail is not None)}
+    private = [t for t in store.traffic.transfers if t.owner is not None]
+    for pool in store.blocks.pools:
+        tier = pool.tier
+        owned = [slot for tail in tails for slot in tail.slots_in(tier)]
+        if tier is Tier.HBM:
+            owned += [slot for turn in roster.admitted.values() for slot in turn.open.values()]
+            owned += [slot for wake in wakes for slot in wake.reserve]
+            owned += [slot for t in private if t.source is tier for slot in t.source_slots]  # a tail on its way down
+        assert len(owned) == pool.num_open, f"{tier.name}: {pool.num_open} slots OPEN, {len(owned)} owned"
+        filling = [slot for t in private if t.target is tier and not t.late for slot in t.target_slots]
+        known = [*pool.known_slots(live), *owned, *filling]
+        assert len(set(known)) == len(known), f"{tier.name}: an owned slot has a second use"
+
+
+def _check_pins(store: Store, roster: Roster, wakes: list[Wake], live: list[int]) -> None:
+    """Law 7: every pin is that of a turn, a wake or a transfer."""
+    expected = Counter((Tier.HBM, turn.tip) for turn in roster.admitted.values() if turn.tip != NO_ROW)
+    expected.update(pin for wake in wakes for pin in wake.pins())
     for transfer in store.traffic.transfers:
         if transfer.owner is None:
-            expected[transfer.rows[-1]] += transfer.source is tier and not transfer.has_ended
-            expected[transfer.rows[-1]] += transfer.target is tier and not transfer.late
-    for row in live:
-        assert pool.num_pins((row,)) == expected[row], f"{tier.name}: row {row} has {pool.num_pins((row,))} pins"
+            last = transfer.rows[-1]
+            expected.update([(transfer.source, last)] if not transfer.has_ended else [])
+            expected.update([(transfer.target, last)] if not transfer.late else [])
+    for pool in store.blocks.pools:
+        for row in live:
+            pins, wanted = pool.num_pins(row), expected[pool.tier, row]
+            assert pins == wanted, f"{pool.tier.name}: row {row} has {pins} pins, not {wanted}"
 
 
-def check_table(store: Store, turn: Turn) -> None:
-    """The block table of a granted turn is its chain's slots and its OPEN ones."""
+def _check_table(store: Store, turn: Turn) -> None:
+    """Law 4: the block table of a granted turn is its chain's slots and its OPEN ones."""
     row, in_rows = turn.tip, 0
     while row != NO_ROW:
         assert store.blocks.hbm.is_valid(row), f"turn {turn.id} attends to row {row}, which is not VALID"
@@ -73,8 +103,8 @@ def check_table(store: Store, turn: Turn) -> None:
     assert total == turn.num_blocks, f"turn {turn.id} has {total} of {turn.num_blocks} blocks"
 
 
-def check_idle(store: Store) -> None:
-    """What must hold when there is no turn, no hint and no transfer."""
+def _check_idle(store: Store) -> None:
+    """Law 8: there is no turn, no hint and no transfer."""
     for pool in store.blocks.pools:
         busy = pool.num_open + pool.num_filling + pool.num_held + len(pool.quarantined)
         assert busy == 0, f"{pool.tier.name}: nothing runs, and {busy} slots are not free or evictable"
@@ -126,12 +156,3 @@ def _check_prefix_closed(store: Store, live: Iterable[int]) -> None:
             assert hbm.is_valid(parent), f"row {row} is VALID in HBM and its parent {parent} is not"
         elif hbm.is_filling(row):
             assert hbm.is_present(parent), f"row {row} is FILLING in HBM and its parent {parent} is absent"
-
-
-def _open_sources(transfer: Transfer, tier: Tier) -> list[int]:
-    """A tail on its way down still lies in OPEN slots of HBM; on its way up its DRAM slots are the tail's own."""
-    return transfer.source_slots if transfer.source is tier is Tier.HBM else []
-
-
-def _filling_targets(transfer: Transfer, tier: Tier) -> list[int]:
-    return transfer.target_slots if transfer.target is tier and not transfer.late else []

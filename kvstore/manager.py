@@ -211,14 +211,18 @@ class TierManager:
     async def sleep(self, keys: Sequence[BlockKey]) -> int:
         """Move the chain of `keys` out of HBM as far as nobody needs it there; tokens that are only below then."""
         self._post(SleepWanted(tuple(keys)))
-        while self._planner.where(keys)[Tier.HBM] and self._planner.snapshot().transfers:
+        while self.blocks_by_tier(keys)[Tier.HBM] and self._planner.snapshot().transfers:
             await self._moved.wait()
-        awake, *below = self._planner.where(keys)
-        return max(0, max(below, default=0) - awake) * self._planner.config.block_tokens
+        asleep = sum(bool(tiers) and tiers[0] is not Tier.HBM for tiers in self._planner.locate(keys))
+        return asleep * self._planner.config.block_tokens
 
     def blocks_by_tier(self, keys: Sequence[BlockKey]) -> dict[Tier, int]:
         """How many blocks of the chain of `keys` each tier has a copy of."""
-        return {Tier(number): count for number, count in enumerate(self._planner.where(keys))}
+        counts = {counts.tier: 0 for counts in self._planner.snapshot().tiers}
+        for tiers in self._planner.locate(keys):
+            for tier in tiers:
+                counts[tier] += 1
+        return counts
 
     def record_branch(self, event: BranchRecorded) -> None:
         """Tell which chain a completed turn left behind, and what its client wants of it."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from kvstore.residency import Residency
     from kvstore.traffic import Traffic
 
-_FREE_ONLY = (Kind.DUPLICATE, 0.0)  # worth less than anything: evicts nothing
-
 
 class Leaving(Enum):
     """How a row can leave HBM."""
@@ -74,11 +72,11 @@ class Room:
                 return Leaving.STARTED
         return Leaving.NOW
 
-    def clean(self, tip: int, may_evict: bool) -> bool:
-        """Start to copy to DRAM the topmost blocks of the chain ending in `tip` that are not below; False if none."""
+    def clean(self, tip: int) -> bool:
+        """Start to copy to free slots of DRAM the topmost blocks of the chain ending in `tip` that are not below."""
         run = self._run_not_below(tip)[:RUN_BLOCKS]
-        worth = self._blocks.hbm.frontier.worth(tip) if may_evict else _FREE_ONLY
-        slots = self.slots_in(Tier.DRAM, len(run), worth)
+        dram = self._blocks.pools[Tier.DRAM]
+        slots = dram.open(min(len(run), dram.num_free))
         if slots:
             self._traffic.begin(Purpose.CLEAN, Tier.HBM, Tier.DRAM, run[: len(slots)], slots)
         return bool(slots)

@@ -124,6 +124,8 @@ class Tails:
             tail.is_lost = tail.is_lost or transfer.good != len(transfer.source_slots)
         if transfer.source is Tier.HBM:
             self._blocks.hbm.close(transfer.source_slots)
+            if not transfer.late:
+                self._traffic.note_gone(transfer)
         self._settle(tail)
 
     def give_up(self, transfer: Transfer, tail: Tail) -> None:
@@ -143,6 +145,7 @@ class Tails:
 
     def _abandon(self, transfer: Transfer) -> None:
         transfer.late = True
+        self._traffic.note_gone(transfer)
         self._blocks.pools[transfer.target].abandon_private_fill(transfer.target_slots)
         self._traffic.cancel(transfer)
 

@@ -28,7 +28,7 @@ class Traffic:
 
     def __init__(self, blocks: Residency, config: PlannerConfig, emit: Callable[[Action], None]) -> None:
         self.transfers = Transfers()
-        self.coming = 0  # slots of HBM that demotions under way will free
+        self.coming = 0  # slots of HBM that copies down under way will free
         self._blocks = blocks
         self._config = config
         self._emit = emit
@@ -70,8 +70,6 @@ class Traffic:
             targets.begin_fill(row, slot)
         sources.pin(run[-1])
         targets.pin(run[-1])
-        if purpose is Purpose.DEMOTE and source is Tier.HBM:
-            self.coming += len(run)
         ring: list[int] = []
         if {source, target} == {Tier.HBM, Tier.NVME}:
             free = self._ring_up if source is Tier.NVME else self._ring_down
@@ -122,8 +120,15 @@ class Traffic:
         """The deadline of copies down."""
         return self._blocks.rows.now + self._config.demote_deadline_seconds
 
+    def note_gone(self, transfer: Transfer) -> None:
+        """It will free no slots, or has just done so."""
+        if transfer.frees_hbm:
+            self.coming -= len(transfer.source_slots)
+
     def _send(self, transfer: Transfer) -> None:
         self._next_id += 1
+        if transfer.frees_hbm:
+            self.coming += len(transfer.source_slots)
         self.transfers.add(transfer)
         keys = tuple(map(self._blocks.rows.key, transfer.rows))
         self._emit(
@@ -186,8 +191,7 @@ class Traffic:
         overtaken = [slot for row, slot in self._targets(transfer) if pool.slot(row) != slot]
         transfer.late = True
         self._make_absent(transfer, filling, miss)
-        if transfer.purpose is Purpose.DEMOTE and transfer.source is Tier.HBM:
-            self.coming -= len(transfer.rows)
+        self.note_gone(transfer)
         if transfer.has_ended:
             self.transfers.remove(transfer)
             self._leave_quarantine(transfer, overtaken)
@@ -244,8 +248,7 @@ class Traffic:
     def _leave_after_copy(self, transfer: Transfer) -> None:
         """A demotion has ended: its sources leave, tail first, as far as they have a copy and nobody wants them."""
         blocks, source = self._blocks, transfer.source
-        if source is Tier.HBM:
-            self.coming -= len(transfer.rows)
+        self.note_gone(transfer)
         for row in reversed(transfer.rows):
             if not blocks.pools[source].may_leave(row) or not blocks.has_copy_below(source, row):
                 return

@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from kvstore.types import Tier
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvstore.events import TransferEnd
     from kvstore.tails import Tail
-    from kvstore.types import Tier, TransferId
+    from kvstore.types import TransferId
 
 RUN_BLOCKS = 8
 """Blocks of one transfer at most: long enough to amortise its start, short enough to fail or be late alone."""
@@ -53,6 +55,11 @@ class Transfer:
     cancelled: bool = False
     good: int | None = None  # sound blocks of the run, once it has ended
     reason: TransferEnd | None = None
+
+    @property
+    def frees_hbm(self) -> bool:
+        """Are its sources slots of HBM that are free once it has ended?"""
+        return self.source is Tier.HBM and (self.purpose is Purpose.DEMOTE or self.purpose is Purpose.TAIL)
 
     @property
     def has_ended(self) -> bool:

@@ -67,6 +67,11 @@ class Turn:
         """HBM slots it waits for."""
         return self.wanted if self.wake is None else self.wake.lacking
 
+    @property
+    def holds_nothing(self) -> bool:
+        """No slot of HBM and no pin."""
+        return self.tip == NO_ROW and self.wake is None and not self.open and not self.wanted
+
     def note_key(self, index: int, key: BlockKey) -> None:
         """Block `index` of this turn was filled with `key`: after a suspension it can be looked up."""
         if index < len(self.keys):

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvstore.events import Miss
 from kvstore.rows import NO_ROW
 from kvstore.transfers import RUN_BLOCKS, Purpose
 from kvstore.types import Tier
@@ -24,7 +25,6 @@ from kvstore.types import Tier
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvstore.events import Miss
     from kvstore.residency import Residency
     from kvstore.store import Store
     from kvstore.tails import Tail
@@ -147,6 +147,11 @@ class Wake:
         self._num_present = min(self._num_present, index)
         if self.tail is not None:
             self._lose_tail()
+
+    def give_up(self) -> None:
+        """Its deadline has passed: wait for nothing more."""
+        self.cut(self.num_ready)
+        self.miss = Miss.LOAD_TIMEOUT
 
     def take(self, slots: list[int]) -> None:
         """OPEN slots of HBM for this wake."""

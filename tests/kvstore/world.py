@@ -183,8 +183,8 @@ class World:
         assert not self.hints, "a hint was never answered"
         snapshot = self.planner.snapshot()
         assert snapshot.transfers == 0
-        for tier in snapshot.tiers:
-            assert tier.open == tier.filling == tier.quarantined == tier.pinned == 0, tier
+        for counts in snapshot.tiers:
+            assert counts.open == counts.filling == counts.quarantined == counts.pinned == 0, counts
 
     def keys(self, tokens: Sequence[int]) -> tuple[BlockKey, ...]:
         width = self.config.block_tokens
