@@ -233,7 +233,8 @@ class Traffic:
         corrupt = transfer.reason is TransferEnd.CORRUPT and not transfer.late
         for row in reversed(rows):
             pool.abandon_fill(row, transfer.has_ended)
-            if transfer.purpose is Purpose.LOAD:
+            # A load that was called off is no fault of its blocks: who joined it meanwhile starts another.
+            if transfer.purpose is Purpose.LOAD and transfer.reason is not TransferEnd.CANCELLED:
                 self._blocks.misses[row] = Miss.CORRUPT if corrupt else miss
 
     def _give_up_below(self, rows: list[int], miss: Miss) -> None:

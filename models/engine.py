@@ -214,19 +214,23 @@ class Engine:
             case _Start(turn, spec, cached_tokens, slots):
                 detokenizer = self._detokenizer(spec)
                 answer = Answer(turn, spec, detokenizer, self._eos_ids, self._max_context)
-                answer.place(cached_tokens, slots, self._runner.layout.block_tokens)
-                self._running[turn] = answer
+                self._place(answer, cached_tokens, slots)
             case _Extend(turn, slots):
                 if turn in self._running:
+                    self._runner.clear(slots)
                     self._running[turn].slots.extend(slots)
             case _Resume(turn, cached_tokens, slots):
-                answer = self._suspended.pop(turn)
-                answer.place(cached_tokens, slots, self._runner.layout.block_tokens)
-                self._running[turn] = answer
+                self._place(self._suspended.pop(turn), cached_tokens, slots)
             case _Stop(turn, reason):
                 self._stop(turn, reason)
             case _Close():
                 self._is_closing = True
+
+    def _place(self, answer: Answer, cached_tokens: int, slots: Sequence[int]) -> None:
+        layout = self._runner.layout
+        self._runner.clear(slots[layout.blocks_for(cached_tokens) :])
+        answer.place(cached_tokens, slots, layout.block_tokens)
+        self._running[answer.turn] = answer
 
     def _stop(self, turn: TurnId, reason: StopReason) -> None:
         if turn not in self._running:

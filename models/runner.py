@@ -47,6 +47,16 @@ class Runner:
         self.arena = Arena(layout, slots, model.device, model.dtype)
 
     @torch.inference_mode()
+    def clear(self, slots: Sequence[int]) -> None:
+        """Zero slots that are about to be filled token by token.
+
+        Attention reads whole blocks and masks what is not written yet; a mask makes 0 of any number,
+        but not of what a broken or interrupted copy may have left: NaN times 0 is NaN.
+        """
+        for slot in slots:
+            self.arena.slot(slot).zero_()
+
+    @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Compute the chunks' K/V; return logits [chunks that want them, vocabulary], in the order given."""
         order = sorted(range(len(chunks)), key=lambda i: _packing_order(chunks[i]))
