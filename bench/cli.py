@@ -163,7 +163,7 @@ def tiers(
     wake: Annotated[bool, typer.Option("--wake", help="DRAM to HBM, against computing again.")] = False,
     decode: Annotated[bool, typer.Option("--decode", help="Steps while other sessions are copied.")] = False,
     rss: Annotated[bool, typer.Option("--rss", help="Resident memory over cycles of sleep and wake.")] = False,
-    long: Annotated[bool, typer.Option("--long", help="Long sessions, DRAM for all; about ten minutes.")] = False,
+    long: Annotated[bool, typer.Option("--long", help="Long sessions, DRAM for all: half a million tokens.")] = False,
     many: Annotated[bool, typer.Option("--many", help="Random turns of many sessions, several at once.")] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="--wake: wakes. [50]")] = None,
     decode_tokens: Annotated[int | None, typer.Option(min=2, help="--decode: tokens in all. [2000]")] = None,
