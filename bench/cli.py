@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from bench import machine as machines
 from bench import report as reports
@@ -48,6 +49,8 @@ Seed = Annotated[
 ]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write every sample there; - is stdout.")]
 Calibrate = Annotated[bool, typer.Option(help="Measure the machine by itself first.")]
+Model = Annotated[str | None, typer.Option(metavar="NAME|PATH", help="As for dormouse serve.")]
+Threads = Annotated[str | None, typer.Option(metavar="auto|N", help="As for dormouse serve.")]
 Attention = Annotated[str, typer.Option(metavar="exact|fast|auto,...", help="Served one after the other.")]
 
 
@@ -131,8 +134,8 @@ def steps(
     prompt_tokens: StreamPrompt = 200,
     tokens: Tokens = 64,
     pairs: Annotated[int, typer.Option(min=1, help="Windows with HTTP, and as many without.")] = 8,
-    model: Annotated[str | None, typer.Option(metavar="NAME|PATH", help="As for dormouse serve.")] = None,
-    threads: Annotated[str | None, typer.Option(metavar="auto|N", help="As for dormouse serve.")] = None,
+    model: Model = None,
+    threads: Threads = None,
     hbm_bytes: Annotated[str | None, typer.Option(metavar="auto|SIZE", help="As for dormouse serve.")] = None,
     seed: Seed = None,
     calibrate: Calibrate = True,
@@ -152,6 +155,58 @@ def steps(
             samples = stepping.run(settings, plan, done)
         title = f"{samples.model}, attention {mode}"
         report.add(reports.steps_part(samples, {"attention": mode}), reports.steps_table(title, samples))
+    _finish(report, json_file)
+
+
+@cli.command(epilog="None chosen is all. A size goes to the one measurement chosen that has it.")
+def tiers(
+    wake: Annotated[bool, typer.Option("--wake", help="DRAM to HBM, against computing again.")] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="Steps while other sessions are copied.")] = False,
+    rss: Annotated[bool, typer.Option("--rss", help="Resident memory over cycles of sleep and wake.")] = False,
+    long: Annotated[bool, typer.Option("--long", help="Long sessions, DRAM for all: half a million tokens.")] = False,
+    many: Annotated[bool, typer.Option("--many", help="Random turns of many sessions, several at once.")] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="--wake: wakes. [50]")] = None,
+    decode_tokens: Annotated[int | None, typer.Option(min=2, help="--decode: tokens in all. [2000]")] = None,
+    window_tokens: Annotated[int | None, typer.Option(min=2, help="--decode: tokens of a window. [100]")] = None,
+    sleeps_per_second: Annotated[int | None, typer.Option(min=1, help="--decode: at most; else as many as go.")] = None,
+    cycles: Annotated[int | None, typer.Option(min=1, help="--rss: cycles of sleep and wake. [2000]")] = None,
+    sessions: Annotated[int | None, typer.Option(min=1, help="--long [120], --many [96].")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="--wake [4096], --long [4096], --many [600].")] = None,
+    hbm_sessions: Annotated[int | None, typer.Option(min=1, help="That HBM holds: --long [8], --many [12].")] = None,
+    turns: Annotated[int | None, typer.Option(min=2, help="--many: of each session. [3]")] = None,
+    in_flight: Annotated[int | None, typer.Option(min=1, help="--many: turns at once. [16]")] = None,
+    attention: Annotated[str, typer.Option(metavar="exact|fast|auto", help="As for dormouse serve.")] = "auto",
+    model: Model = None,
+    threads: Threads = None,
+    seed: Seed = None,
+    calibrate: Calibrate = True,
+    json_file: Json = None,
+) -> None:
+    """What sleeping sessions cost and save: store and engine in this process, the server's settings, no HTTP."""
+    from app.configuration import load
+    from bench.tiers import choice, rig, tables
+
+    asked = {"wake": wake, "decode": decode, "rss": rss, "long": long, "many": many}
+    sizes = {
+        **{"rounds": rounds, "decode_tokens": decode_tokens, "window_tokens": window_tokens},
+        **{"sleeps_per_second": sleeps_per_second, "cycles": cycles},
+        **{"sessions": sessions, "tokens": tokens, "hbm_sessions": hbm_sessions},
+        **{"turns": turns, "in_flight": in_flight},
+    }
+    plans = choice.plans([name for name in asked if asked[name]], sizes, _seed(seed))
+    given = {"model": model, "threads": threads, "attention": attention}
+    settings = load({name: value for name, value in given.items() if value is not None}).settings
+    report = _begin("tiers", calibrate)
+    loaded = rig.load(settings)
+    report.tables.append(Text(f"{loaded.loaded.name}, in this process, no HTTP; {loaded.attention}"))
+    extras = {"model": loaded.loaded.name, "attention": loaded.attention, "block_tokens": loaded.layout.block_tokens}
+    for name, plan in plans.items():
+        loads = machines.load_average()
+        with _progress(name, plan.num_rounds) as done:
+            samples = choice.run(loaded, plan, done)
+        load_averages = {"before": loads, "after": machines.load_average()}
+        part = {"measurement": name, **extras, "load_average": load_averages, **tables.part(samples)}
+        report.add(part, tables.table(samples), reports.loads_line(**load_averages))
     _finish(report, json_file)
 
 
@@ -214,7 +269,13 @@ def _run_chat(url: str, model: str | None, api_key: str | None, plan: ChatPlan, 
 @contextmanager
 def _progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
     """A bar on stderr while the block lasts; the function given moves it on."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     # Drawn when something was measured and not by a thread of its own, which would take turns with what is measured.
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
         task = progress.add_task(title, total=total)

@@ -49,8 +49,7 @@ class Report:
         if self.machine is not None:
             console.print(machine_table(self.machine))
         console.print(*self.tables, sep="\n")
-        now = load_average()
-        console.print(f"load average {_loads(self.load_before)} before, {_loads(now)} after", style="dim")
+        console.print(loads_line(self.load_before, load_average()))
         if self.was_busy:
             console.print("The machine was busy before this began: a quiet one has other figures.", style="yellow")
 
@@ -74,8 +73,10 @@ class Report:
         }
 
 
-def _loads(loads: tuple[float, ...]) -> str:
-    return " ".join(f"{load:.2f}" for load in loads)
+def loads_line(before: tuple[float, ...], after: tuple[float, ...]) -> Text:
+    """Load averages round something that was measured."""
+    shown = (" ".join(f"{load:.2f}" for load in loads) for loads in (before, after))
+    return Text("load average {} before, {} after".format(*shown), "dim")
 
 
 def spread(values: Summary, digits: int = 1) -> str:

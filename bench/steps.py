@@ -99,11 +99,15 @@ class StepLog:
         told = gateway.manager.step_ended
 
         def step_ended(report: StepReport) -> None:
-            self._reports.append((time.perf_counter(), report))
+            self.note(report)
             told(report)
 
         # Start-up binds engine to store, and looks this name up at each step: no seam is needed there for our sake.
         setattr(gateway.manager, "step_ended", step_ended)  # noqa: B010 - to a type checker a method is no variable
+
+    def note(self, report: StepReport) -> None:
+        """Keep one report."""
+        self._reports.append((time.perf_counter(), report))
 
     def take(self, streams: int) -> Window:
         """The steps since the last call that gave each of `streams` one token.

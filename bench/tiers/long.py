@@ -1,0 +1,85 @@
+"""Many long sessions on little HBM: each answers once, then, in random order, each is gone on with once.
+
+One turn at a time. HBM holds a few of the sessions and DRAM all of them, so when the last one has answered nearly all
+sleep. A session resumes whole if only its tail is computed again: what is past its last full block.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from bench.tiers.rig import opened
+from bench.tiers.sessions import QUESTION_TOKENS, Continuation, Shape, Texts, continuation
+
+if TYPE_CHECKING:
+    from bench.tiers.rig import Model
+
+
+@dataclass(frozen=True, slots=True)
+class LongPlan:
+    """What to measure."""
+
+    sessions: int = 120
+    tokens: int = 4096
+    """Of each first prompt."""
+    hbm_sessions: int = 8
+    """That HBM holds, whole."""
+    answer_tokens: int = 16
+    seed: int = 0
+
+    @property
+    def num_rounds(self) -> int:
+        return 2 * self.sessions
+
+
+@dataclass(slots=True)
+class LongSamples:
+    """An entry per session."""
+
+    plan: LongPlan
+    hbm_slots: int
+    dram_slots: int
+    slot_bytes: int
+    cold_ttft_seconds: list[float] = field(default_factory=list)
+    resumed: list[Continuation] = field(default_factory=list)
+    first_seconds: float = 0.0
+    """Of all first turns."""
+    resumed_seconds: float = 0.0
+    totals: dict[str, int] = field(default_factory=dict)
+    """What the store counted (kvstore.snapshot.Totals)."""
+
+    @property
+    def num_whole(self) -> int:
+        return sum(each.is_whole for each in self.resumed)
+
+
+async def measure(model: Model, plan: LongPlan, done: Callable[[str], None]) -> LongSamples:
+    """First turns, then one more of each.
+
+    Raises:
+        BenchFailed: a turn was refused or failed, or this machine has not that much memory.
+    """
+    texts, block = Texts(model, plan.seed), model.layout.block_tokens
+    blocks = Shape(plan.tokens, 2, plan.answer_tokens).blocks(block)
+    samples = LongSamples(plan, plan.hbm_sessions * blocks, plan.sessions * blocks, model.layout.slot_bytes)
+    async with opened(model, hbm_slots=samples.hbm_slots, dram_slots=samples.dram_slots) as rig:
+        histories, started = [], time.perf_counter()
+        for number in range(plan.sessions):
+            turn = await rig.turn(texts.draw(plan.tokens), plan.answer_tokens)
+            samples.cold_ttft_seconds.append(turn.ttft_seconds)
+            histories.append(turn.token_ids)
+            done(f"first turn {number + 1} of {plan.sessions}")
+        samples.first_seconds = time.perf_counter() - started
+        random.Random(plan.seed).shuffle(histories)
+        started = time.perf_counter()
+        for history in histories:
+            turn = await rig.turn(history + texts.draw(QUESTION_TOKENS), plan.answer_tokens)
+            samples.resumed.append(continuation(len(history), turn, block))
+            done(f"{samples.num_whole} of {len(samples.resumed)} resumed whole")
+        samples.resumed_seconds = time.perf_counter() - started
+        samples.totals = asdict(rig.manager.snapshot().totals)
+    return samples
