@@ -19,6 +19,8 @@ from kvstore import chain
 from kvstore.errors import ContextTooLong, QueueFull, ShuttingDown
 from kvstore.events import (
     Action,
+    AnswerWake,
+    CancelTransfer,
     Event,
     Fill,
     FlushWanted,
@@ -28,6 +30,7 @@ from kvstore.events import (
     Refusal,
     RefuseGrowth,
     RefuseTurn,
+    StartTransfer,
     StepEnded,
     SuspendTurn,
     TurnArrived,
@@ -200,7 +203,7 @@ class TierManager:
             if turn.lease is not None:
                 turn.lease.stored_tokens += len(fresh) * self._planner.config.block_tokens
             if progress.stopped is not None:
-                stopped.append(TurnStopped(turn.id, progress.stopped, len(turn.tokens)))
+                stopped.append(TurnStopped(turn.id, progress.stopped, len(turn.tokens), progress.computed_tokens))
         self._post(StepEnded(tuple(fills), tuple(stopped)))
         for progress in report.progress:
             self._after_step(self._turns[progress.turn], progress)
@@ -260,6 +263,8 @@ class TierManager:
                     self._engine.stop(turn_id, StopReason.LENGTH)
                 case RefuseTurn(turn_id, reason):
                     self._on_refused(self._turns[turn_id], reason)
+                case StartTransfer() | CancelTransfer() | AnswerWake():
+                    raise AssertionError(f"{action} from a planner that was given one tier and no hints")
                 case _:
                     assert_never(action)
         self._set_timer()

@@ -1,4 +1,4 @@
-"""The slots of one tier and its eviction frontier (pure).
+"""The slots of one tier (pure).
 
 A slot is in exactly one state:
 
@@ -6,108 +6,32 @@ A slot is in exactly one state:
     OPEN          being written by, or private to, one turn: keyless, invisible
     FILLING       target of one live transfer
     VALID         holds the block of one row
-    QUARANTINED   target of a transfer that is past its deadline and has not ended
+    QUARANTINED   target of a transfer that has lost its purpose (late, overtaken) and has not ended
 
-A row is on the frontier iff its copy here is VALID, unpinned and childless here. Pinning
-the last row of a run protects its ancestors: they have a child present. `evictable` counts
-every VALID row that is not needed by itself or below, so a caller knows what repeated
-`drop`s of the coldest would free before it drops anything.
+    free -> OPEN -> VALID -> free              a turn's slots, some of them published
+            OPEN -> FILLING -> VALID           a transfer brought a row's block
+            OPEN -> FILLING -> OPEN            a transfer brought a turn's private block
+                    FILLING -> free            it ended unsound
+                    FILLING -> QUARANTINED -> free
+
+A row is on the frontier iff its copy here is VALID, not held (pinned, or with a pinned
+descendant) and childless here. Pinning the last row of a run protects its ancestors.
+`evictable` counts every VALID row that is not held, so a caller knows what dropping the
+coldest again and again would free before it drops anything.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
-from kvstore.policy import KINDS, inherited, worth
-from kvstore.rows import ABSENT, NO_ROW, NO_SLOT, VALID, Rows
+from kvstore.frontier import Frontier
+from kvstore.rows import ABSENT, FILLING, NO_ROW, NO_SLOT, VALID, Rows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from kvstore.types import Tier
-
-_Entry = tuple[float, int, int, int]  # last, -depth, row, stamp: coldest first, of those the deepest
-
-_SLACK_ENTRIES = 1024
-
-
-class Frontier:
-    """Rows that may leave one tier: a heap per kind, cleaned lazily.
-
-    An entry is live iff its stamp is the row's. A row that became hotter or changed kind
-    keeps its entry until that comes up; then it is pushed where it belongs.
-    """
-
-    def __init__(self, rows: Rows, tier: Tier) -> None:
-        self._rows = rows
-        self._stamp = rows.copies[tier].stamp
-        self._heaps: list[list[_Entry]] = [[] for _ in range(KINDS)]
-        self.num_entries = 0
-        self._live = 0
-
-    def __len__(self) -> int:
-        return self._live
-
-    def add(self, row: int) -> None:
-        """`row` may leave from now on."""
-        self._stamp[row] += 1
-        self._live += 1
-        self._push(self._rows.kind[row], row)
-        if self.num_entries > 2 * self._live + _SLACK_ENTRIES:
-            self._compact()
-
-    def discard(self, row: int) -> None:
-        """`row` may no longer leave; it must be on the frontier."""
-        self._stamp[row] += 1
-        self._live -= 1
-
-    def coldest(self) -> int:
-        """The row worth least, still on the frontier; NO_ROW when there is none."""
-        best = NO_ROW
-        least: tuple[int, float] | None = None
-        for kind, heap in enumerate(self._heaps):
-            row = self._head(kind, heap)
-            if row == NO_ROW:
-                continue
-            value = worth(kind, self._rows.last[row])
-            if least is None or value < least:
-                best, least = row, value
-        return best
-
-    def rows(self) -> set[int]:
-        """Every row on the frontier; for check()."""
-        return {row for heap in self._heaps for _, _, row, stamp in heap if stamp == self._stamp[row]}
-
-    def _push(self, kind: int, row: int) -> None:
-        rows = self._rows
-        heappush(self._heaps[kind], (rows.last[row], -rows.depth[row], row, self._stamp[row]))
-        self.num_entries += 1
-
-    def _head(self, kind: int, heap: list[_Entry]) -> int:
-        rows, stamps = self._rows, self._stamp
-        while heap:
-            last, _, row, stamp = heap[0]
-            if stamp != stamps[row]:
-                heappop(heap)
-                self.num_entries -= 1
-            elif rows.kind[row] != kind:
-                heappop(heap)
-                self.num_entries -= 1
-                self._push(rows.kind[row], row)
-            elif rows.last[row] > last:
-                heapreplace(heap, (rows.last[row], -rows.depth[row], row, stamp))
-            else:
-                return row
-        return NO_ROW
-
-    def _compact(self) -> None:
-        """Forget dead entries; amortised over the pushes that made them."""
-        self.num_entries = 0
-        for kind, heap in enumerate(self._heaps):
-            self._heaps[kind] = [entry for entry in heap if entry[3] == self._stamp[entry[2]]]
-            heapify(self._heaps[kind])
-            self.num_entries += len(self._heaps[kind])
 
 
 class Pool:
@@ -119,109 +43,53 @@ class Pool:
         self.num_open = 0
         self.num_filling = 0
         self.num_valid = 0
-        self.num_quarantined = 0
-        self._num_held = 0  # VALID rows with held > 0
+        self.num_held = 0  # VALID blocks that a turn or transfer needs, directly or through a descendant
+        self.quarantined: set[int] = set()
+        self.frontier = Frontier(rows, tier)
         self._free = array("i", range(capacity - 1, -1, -1))
         self._rows = rows
         self._copies = rows.copies[tier]
-        self.frontier = Frontier(rows, tier)
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
     @property
-    def num_held(self) -> int:
-        """VALID blocks that a turn or transfer needs, directly or through a descendant."""
-        return self._num_held
+    def num_used(self) -> int:
+        return self.capacity - len(self._free)
 
     @property
     def evictable(self) -> int:
         """VALID blocks that could be dropped one after the other."""
-        return self.num_valid - self._num_held
+        return self.num_valid - self.num_held
 
-    @property
-    def num_used(self) -> int:
-        return self.capacity - len(self._free)
+    # --- asking -----------------------------------------------------------------------
 
     def is_valid(self, row: int) -> bool:
         return self._copies.state[row] == VALID
 
+    def is_present(self, row: int) -> bool:
+        """VALID or FILLING here."""
+        return self._copies.state[row] != ABSENT
+
+    def is_filling(self, row: int) -> bool:
+        return self._copies.state[row] == FILLING
+
+    def may_leave(self, row: int) -> bool:
+        """Is `row` on the frontier?"""
+        copies = self._copies
+        return copies.state[row] == VALID and not copies.held[row] and not copies.kids[row]
+
     def slot(self, row: int) -> int:
-        """The slot that holds `row` here."""
+        """The slot that holds `row` here, or will."""
         return self._copies.slot[row]
 
-    def open(self, count: int) -> list[int]:
-        """Turn `count` free slots OPEN; there must be as many."""
-        assert count <= len(self._free), f"{self.tier.name}: {count} slots wanted, {len(self._free)} free"
-        self.num_open += count
-        return [self._free.pop() for _ in range(count)]
+    def num_kids(self, row: int) -> int:
+        """Children of `row` that are present here."""
+        return self._copies.kids[row]
 
-    def close(self, slots: Iterable[int]) -> None:
-        """Free OPEN slots; what they hold is lost."""
-        before = len(self._free)
-        self._free.extend(slots)
-        self.num_open -= len(self._free) - before
-
-    def publish(self, row: int, slot: int) -> None:
-        """The OPEN `slot` holds the block of `row`, which is absent here: make it VALID."""
-        copies = self._copies
-        assert copies.state[row] == ABSENT, f"{self.tier.name}: row {row} is present already"
-        self.num_open -= 1
-        self.num_valid += 1
-        copies.state[row] = VALID
-        copies.slot[row] = slot
-        if copies.held[row]:
-            self._num_held += 1
-        parent = self._rows.parent[row]
-        if parent != NO_ROW:
-            if self._is_evictable(parent):
-                self.frontier.discard(parent)
-            copies.kids[parent] += 1
-        if self._is_evictable(row):
-            self.frontier.add(row)
-
-    def reopen(self, row: int) -> int:
-        """Make the copy of `row` OPEN again, private to the turn whose table it is in; its slot."""
-        slot = self._remove(row)
-        self.num_open += 1
-        return slot
-
-    def drop(self, row: int) -> None:
-        """Free the slot of `row`, which is VALID here."""
-        self._free.append(self._remove(row))
-
-    def pin(self, row: int) -> None:
-        """Keep `row` and its ancestors here until `unpin`."""
-        if self._is_evictable(row):
-            self.frontier.discard(row)
-        copies, parents = self._copies, self._rows.parent
-        held, state = copies.held, copies.state
-        copies.pins[row] += 1
-        while row != NO_ROW:
-            held[row] += 1
-            if held[row] > 1:
-                return
-            if state[row] == VALID:
-                self._num_held += 1
-            row = parents[row]
-
-    def unpin(self, row: int) -> None:
-        """Undo one `pin`."""
-        copies, parents = self._copies, self._rows.parent
-        held, state = copies.held, copies.state
-        pinned = row
-        copies.pins[row] -= 1
-        assert copies.pins[row] >= 0, f"{self.tier.name}: row {row} is unpinned twice"
-        while row != NO_ROW:
-            held[row] -= 1
-            if held[row]:
-                break
-            if state[row] == VALID:
-                self._num_held -= 1
-            row = parents[row]
-        if self._is_evictable(pinned):
-            self.frontier.add(pinned)
+    def is_held(self, row: int) -> bool:
+        return self._copies.held[row] > 0
 
     def num_unheld(self, row: int) -> int:
         """Evictable blocks that pinning `row` would protect."""
@@ -231,50 +99,207 @@ class Pool:
         """Blocks that would become evictable if the only pin of `row` went; 0 when there are more."""
         return self._count_upwards(row, holders=1)
 
-    def _count_upwards(self, row: int, holders: int) -> int:
+    def num_leaving_with(self, row: int) -> int:
+        """Blocks that could leave one after the other, `row` first: as far up as nothing else needs them."""
         copies, parents = self._copies, self._rows.parent
         count = 0
-        while row != NO_ROW and copies.held[row] == holders:
-            count += copies.state[row] == VALID
+        while row != NO_ROW and not copies.held[row] and copies.kids[row] <= (count > 0):
+            count += 1
             row = parents[row]
         return count
 
-    def _is_evictable(self, row: int) -> bool:
-        copies = self._copies
-        return copies.state[row] == VALID and not copies.pins[row] and not copies.kids[row]
+    def _count_upwards(self, row: int, holders: int) -> int:
+        state, held, parents = self._copies.state, self._copies.held, self._rows.parent
+        count = 0
+        while row != NO_ROW and held[row] == holders:
+            count += state[row] == VALID
+            row = parents[row]
+        return count
 
-    def _remove(self, row: int) -> int:
-        copies, rows = self._copies, self._rows
-        assert copies.state[row] == VALID, f"{self.tier.name}: row {row} is not VALID"
-        assert not copies.kids[row], f"{self.tier.name}: row {row} has children here"
-        if self._is_evictable(row):
+    # --- slots of turns ---------------------------------------------------------------
+
+    def open(self, count: int) -> list[int]:
+        """Turn `count` free slots OPEN; there must be as many."""
+        assert count <= len(self._free), f"{self.tier.name}: {count} slots wanted, {len(self._free)} free"
+        self.num_open += count
+        return [self._free.pop() for _ in range(count)]
+
+    def close(self, slots: Sequence[int]) -> None:
+        """Free OPEN slots; what they hold is lost."""
+        self._free.extend(slots)
+        self.num_open -= len(slots)
+
+    def publish(self, row: int, slot: int) -> None:
+        """The OPEN `slot` holds the block of `row`, which is absent here: make it VALID."""
+        self.num_open -= 1
+        self._enter(row, slot)
+        self._make_valid(row)
+
+    def overtake(self, row: int, slot: int) -> None:
+        """The OPEN `slot` holds the block of `row` before the transfer into FILLING has: that one is quarantined."""
+        copies = self._copies
+        assert copies.state[row] == FILLING
+        self.num_open -= 1
+        self.num_filling -= 1
+        self.quarantined.add(copies.slot[row])
+        copies.slot[row] = slot
+        self._make_valid(row)
+
+    def reopen(self, row: int) -> int:
+        """Make the VALID copy of `row` OPEN again, private to the turn whose table it is in; its slot."""
+        self.num_open += 1
+        return self._leave(row)
+
+    def drop(self, row: int) -> None:
+        """Free the slot of `row`, which is VALID here."""
+        self._free.append(self._leave(row))
+
+    # --- targets of transfers ---------------------------------------------------------
+
+    def begin_fill(self, row: int, slot: int) -> None:
+        """The OPEN `slot` becomes the target of a transfer that brings `row`."""
+        self.num_open -= 1
+        self.num_filling += 1
+        self._enter(row, slot)
+        self._copies.state[row] = FILLING
+
+    def finish_fill(self, row: int) -> None:
+        """The block of `row` has arrived."""
+        self.num_filling -= 1
+        self._make_valid(row)
+
+    def abandon_fill(self, row: int, ended: bool) -> None:
+        """`row` is absent again. Its slot is free if the transfer has `ended`, else quarantined until it has."""
+        copies = self._copies
+        assert copies.state[row] == FILLING
+        slot = copies.slot[row]
+        self.num_filling -= 1
+        copies.state[row] = ABSENT
+        copies.slot[row] = NO_SLOT
+        self._forget_kid(row)
+        if ended:
+            self._free.append(slot)
+        else:
+            self.quarantined.add(slot)
+
+    def begin_private_fill(self, slots: Sequence[int]) -> None:
+        """OPEN slots become targets of a transfer of a turn's private blocks."""
+        self.num_open -= len(slots)
+        self.num_filling += len(slots)
+
+    def finish_private_fill(self, slots: Sequence[int]) -> None:
+        """They have arrived, or the transfer ended: OPEN again."""
+        self.num_filling -= len(slots)
+        self.num_open += len(slots)
+
+    def abandon_private_fill(self, slots: Sequence[int]) -> None:
+        """Quarantine them until the transfer has ended."""
+        self.num_filling -= len(slots)
+        self.quarantined.update(slots)
+
+    def leave_quarantine(self, slot: int) -> None:
+        """The transfer into `slot` has ended: nothing writes to it any more."""
+        self.quarantined.remove(slot)
+        self._free.append(slot)
+
+    def retire(self, slot: int) -> None:
+        """The free `slot` is defective: the tier is one slot smaller from now on."""
+        self._free.remove(slot)
+        self.capacity -= 1
+
+    # --- protection -------------------------------------------------------------------
+
+    def pin(self, row: int) -> None:
+        """Keep `row` and its ancestors here until `unpin`. Costs as many steps as rows become held by it."""
+        copies, parents = self._copies, self._rows.parent
+        held, state, kids = copies.held, copies.state, copies.kids
+        copies.pins[row] += 1
+        while row != NO_ROW:
+            held[row] += 1
+            if held[row] > 1:
+                return
+            if state[row] == VALID:
+                self.num_held += 1
+                if not kids[row]:
+                    self.frontier.discard(row)
+            row = parents[row]
+
+    def unpin(self, row: int) -> None:
+        """Undo one `pin`."""
+        copies, parents = self._copies, self._rows.parent
+        held, state, kids = copies.held, copies.state, copies.kids
+        copies.pins[row] -= 1
+        assert copies.pins[row] >= 0, f"{self.tier.name}: row {row} is unpinned twice"
+        while row != NO_ROW:
+            held[row] -= 1
+            if held[row]:
+                return
+            if state[row] == VALID:
+                self.num_held -= 1
+                if not kids[row]:
+                    self.frontier.add(row)
+            row = parents[row]
+
+    def refresh(self, row: int) -> None:
+        """`row` may have become less worth keeping here."""
+        if self.may_leave(row):
             self.frontier.discard(row)
+            self.frontier.add(row)
+
+    # --- inside -----------------------------------------------------------------------
+
+    def _enter(self, row: int, slot: int) -> None:
+        copies = self._copies
+        assert copies.state[row] == ABSENT, f"{self.tier.name}: row {row} is present already"
+        copies.slot[row] = slot
+        parent = self._rows.parent[row]
+        if parent != NO_ROW:
+            if self.may_leave(parent):
+                self.frontier.discard(parent)
+            copies.kids[parent] += 1
+
+    def _make_valid(self, row: int) -> None:
+        copies = self._copies
+        self.num_valid += 1
+        copies.state[row] = VALID
         if copies.held[row]:
-            self._num_held -= 1
+            self.num_held += 1
+        elif not copies.kids[row]:
+            self.frontier.add(row)
+
+    def _leave(self, row: int) -> int:
+        copies = self._copies
+        assert copies.state[row] == VALID, f"{self.tier.name}: row {row} is not VALID"
+        if copies.held[row]:
+            self.num_held -= 1
+        elif not copies.kids[row]:
+            self.frontier.discard(row)
         slot = copies.slot[row]
         self.num_valid -= 1
         copies.state[row] = ABSENT
         copies.slot[row] = NO_SLOT
-        parent = rows.parent[row]
-        if parent != NO_ROW:
-            copies.kids[parent] -= 1
-            # A parent is used whenever its child is; this is where it learns so, at no cost per turn.
-            if rows.last[row] >= rows.last[parent]:
-                rows.last[parent] = rows.last[row]
-                rows.kind[parent] = inherited(rows.kind[parent], rows.kind[row])
-            if self._is_evictable(parent):
-                self.frontier.add(parent)
+        self._forget_kid(row)
         return slot
 
-    def check(self, live_rows: Iterable[int]) -> None:
-        """Raise AssertionError unless columns, counts and frontier agree over `live_rows`."""
+    def _forget_kid(self, row: int) -> None:
+        parent = self._rows.parent[row]
+        if parent == NO_ROW:
+            return
+        self._copies.kids[parent] -= 1
+        # A parent is used whenever its child is; this is where it learns so, at no cost per turn.
+        self._rows.inherit(parent, row)
+        if self.may_leave(parent):
+            self.frontier.add(parent)
+
+    # --- laws -------------------------------------------------------------------------
+
+    def check(self, live: Iterable[int]) -> None:
+        """Raise AssertionError unless columns, counts and frontier agree over the `live` rows."""
         rows, copies, name = self._rows, self._copies, self.tier.name
-        used = self.num_open + self.num_filling + self.num_valid + self.num_quarantined
-        assert len(self._free) + used == self.capacity, f"{name}: {len(self._free)} free + {used} used slots"
         kids: dict[int, int] = {}
         held: dict[int, int] = {}
-        present = sorted(live_rows, key=lambda row: -rows.depth[row])
-        for row in present:
+        deepest_first = sorted(live, key=lambda row: -rows.depth[row])
+        for row in deepest_first:
             held[row] = held.get(row, 0) + copies.pins[row]
             parent = rows.parent[row]
             if parent == NO_ROW:
@@ -283,26 +308,31 @@ class Pool:
                 kids[parent] = kids.get(parent, 0) + 1
             if held[row]:
                 held[parent] = held.get(parent, 0) + 1
-        for row in present:
+        for row in deepest_first:
             assert copies.kids[row] == kids.get(row, 0), f"{name}: row {row} miscounts its children"
             assert copies.held[row] == held[row], f"{name}: row {row} is held {copies.held[row]}, not {held[row]}"
-        valid = [row for row in present if copies.state[row] == VALID]
-        slots = [copies.slot[row] for row in valid]
-        assert len(valid) == self.num_valid, f"{name}: {len(valid)} rows VALID, {self.num_valid} counted"
-        assert len({*slots, *self._free}) == len(slots) + len(self._free), f"{name}: a slot has two uses"
-        assert self._num_held == sum(held[row] > 0 for row in valid), f"{name}: held rows are miscounted"
-        frontier = {row for row in valid if not copies.pins[row] and not copies.kids[row]}
-        assert self.frontier.rows() == frontier, f"{name}: the frontier is {self.frontier.rows()}, not {frontier}"
+        self._check_counts(deepest_first)
+        frontier = sorted(row for row in deepest_first if self.may_leave(row))
+        assert sorted(self.frontier.rows()) == frontier, f"{name}: {frontier} may leave, not {self.frontier.rows()}"
         assert len(self.frontier) == len(frontier), f"{name}: the frontier is miscounted"
 
-    def valid_slots(self, live_rows: Iterable[int]) -> set[int]:
-        """Slots of VALID rows; for check()."""
-        return {self._copies.slot[row] for row in live_rows if self._copies.state[row] == VALID}
+    def _check_counts(self, live: list[int]) -> None:
+        copies, name = self._copies, self.tier.name
+        used = self.num_open + self.num_filling + self.num_valid + len(self.quarantined)
+        assert len(self._free) + used == self.capacity, f"{name}: {len(self._free)} free + {used} used slots"
+        valid = [row for row in live if copies.state[row] == VALID]
+        assert len(valid) == self.num_valid, f"{name}: {len(valid)} rows VALID, {self.num_valid} counted"
+        assert self.num_held == sum(copies.held[row] > 0 for row in valid), f"{name}: held rows are miscounted"
+        slots = [copies.slot[row] for row in live if copies.state[row] != ABSENT]
+        apart = [*slots, *self._free, *self.quarantined]
+        assert len(set(apart)) == len(apart), f"{name}: a slot has two uses"
 
-    def free_slots(self) -> set[int]:
-        """Free slots; for check()."""
-        return set(self._free)
+    def known_slots(self, live: Iterable[int]) -> list[int]:
+        """Every slot that is free, quarantined, or holds or awaits a row; the rest belong to turns. For check()."""
+        copies = self._copies
+        present = [copies.slot[row] for row in live if copies.state[row] != ABSENT]
+        return [*present, *self._free, *self.quarantined]
 
-    def num_pins(self, live_rows: Iterable[int]) -> int:
-        """Sum of pins; for check()."""
-        return sum(self._copies.pins[row] for row in live_rows)
+    def num_pins(self, row: int) -> int:
+        """For check()."""
+        return self._copies.pins[row]

@@ -5,7 +5,8 @@ gen-2 pause, arrays 0.7. A row lives as long as a copy of its block is present i
 something pins it, or a child row names it as its parent; so `parent[row]` is always a live
 row or NO_ROW, and walking up a chain needs no checks.
 
-`Copies` holds what is known of the rows in one tier. Its laws:
+`now` is the store's clock, set by the planner with every event. `Copies` holds what is
+known of the rows in one tier. Its laws:
 
     kids[row]  children whose copy in this tier is present (FILLING or VALID)
     pins[row]  turns and transfers that need this very copy
@@ -18,7 +19,8 @@ from array import array
 from collections.abc import Iterator
 from typing import Final
 
-from kvstore.types import BlockKey
+from kvstore.policy import Kind, inherited
+from kvstore.types import BlockKey, Tier
 
 KEY_BYTES: Final = 16
 NO_ROW: Final = -1
@@ -64,6 +66,9 @@ class Rows:
         self.children = array("i")  # child rows, wherever their copies are
         self.last = array("d")  # seconds: when the chain through this row was last used
         self.kind = array("b")  # policy.Kind of the branch that used it last
+        self.until = array("d")  # seconds: until when a KEPT row asked to stay
+        self.origin = array("b")  # Tier its HBM copy was read from since a turn last used it
+        self.now = 0.0
         self.copies = tuple(Copies() for _ in range(tiers))
 
     def __len__(self) -> int:
@@ -80,7 +85,7 @@ class Rows:
         """The key `row` was added under."""
         return BlockKey(bytes(self._keys[row * KEY_BYTES : (row + 1) * KEY_BYTES]))
 
-    def add(self, key: BlockKey, parent: int, kind: int, now: float) -> int:
+    def add(self, key: BlockKey, parent: int) -> int:
         """A new row for `key`, which must be unknown; no copy is present yet."""
         assert key not in self._index
         if not self._free:
@@ -90,35 +95,57 @@ class Rows:
         self._keys[row * KEY_BYTES : (row + 1) * KEY_BYTES] = key
         self.parent[row] = parent
         self.depth[row] = 0 if parent == NO_ROW else self.depth[parent] + 1
-        self.last[row] = now
-        self.kind[row] = kind
+        self.last[row] = self.now
+        self.kind[row] = Kind.NORMAL
+        self.until[row] = 0.0
+        self.origin[row] = Tier.HBM
         if parent != NO_ROW:
             self.children[parent] += 1
         return row
 
     def forget_unused(self, row: int) -> None:
-        """Forget `row` if nothing needs it, and then its ancestors for which that has become true."""
+        """Forget `row` if nothing needs it, and then its ancestors for which that has become true.
+
+        A row that is forgotten already stays so.
+        """
         while row != NO_ROW and not self._is_used(row):
+            key = self.key(row)
+            if self._index.get(key) != row:
+                return
             parent = self.parent[row]
-            del self._index[self.key(row)]
+            del self._index[key]
             self._free.append(row)
             if parent != NO_ROW:
                 self.children[parent] -= 1
             row = parent
 
-    def touch(self, row: int, kind: int, now: float) -> None:
-        """Note that the chain ending in `row` is in use; ancestors inherit it when their children leave."""
-        self.last[row] = max(self.last[row], now)
-        self.kind[row] = kind
+    def touch(self, row: int, kind: int = Kind.NORMAL, until: float = 0.0) -> None:
+        """Note that the chain ending in `row` is in use; ancestors inherit it when their children leave.
+
+        Whoever asked before that it stay longer still has that.
+        """
+        self.last[row] = self.now
+        self.kind[row] = max(self.kind[row], kind)
+        self.until[row] = max(self.until[row], until)
+
+    def inherit(self, parent: int, row: int) -> None:
+        """`row` leaves a tier: `parent` is as recent, and as worth keeping, as the chain through it was."""
+        if self.last[row] >= self.last[parent]:
+            self.last[parent] = self.last[row]
+            self.kind[parent] = inherited(self.kind[parent], self.kind[row])
+            self.until[parent] = max(self.until[parent], self.until[row])
 
     def _is_used(self, row: int) -> bool:
         if self.children[row]:
             return True
-        return any(copies.state[row] != ABSENT or copies.held[row] for copies in self.copies)
+        for copies in self.copies:  # noqa: SIM110 - asked of every block that leaves; a generator costs three times that
+            if copies.state[row] != ABSENT or copies.held[row]:
+                return True
+        return False
 
     def _grow(self) -> None:
         start = len(self.parent)
-        for column in (self.parent, self.depth, self.children, self.last, self.kind):
+        for column in (self.parent, self.depth, self.children, self.last, self.kind, self.until, self.origin):
             column.frombytes(bytes(_GROWTH_ROWS * column.itemsize))
         for copies in self.copies:
             copies.grow(_GROWTH_ROWS)

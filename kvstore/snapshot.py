@@ -25,12 +25,16 @@ class TierCounts:
 
 @dataclass(frozen=True, slots=True)
 class TurnCounts:
-    """`waiting` have not run yet, `suspended` wait to go on, `granted` hold slots, `stopping` ones among them."""
+    """`waiting` have not run yet, `suspended` wait to go on; `granted` hold slots, `waking` and `stopping` among them.
+
+    A `waking` turn waits for its blocks, or for room that is on its way.
+    """
 
     waiting: int
     suspended: int
     granted: int
     stopping: int
+    waking: int = 0
 
 
 @dataclass(slots=True)
@@ -48,8 +52,23 @@ class Totals:
     published: int = 0
     duplicate_fills: int = 0
     reused: int = 0
-    evicted: int = 0
+    evicted: int = 0  # last copies that made room
+    released: int = 0  # HBM copies that made room and stayed below
     flushed: int = 0
+    closed: int = 0
+    loaded: int = 0
+    demoted: int = 0
+    cleaned: int = 0
+    loads_failed: int = 0
+    loads_late: int = 0
+    corrupt: int = 0
+    demotions_failed: int = 0
+    demotions_late: int = 0
+    overtaken: int = 0  # loads that a turn's own fill made superfluous
+    tails_kept: int = 0
+    tails_lost: int = 0
+    hints: int = 0
+    hints_declined: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +78,8 @@ class Snapshot:
     tiers: tuple[TierCounts, ...]
     turns: TurnCounts
     totals: Totals
+    transfers: int = 0
+    hints: int = 0
 
     def tier(self, tier: Tier) -> TierCounts:
         """The counts of `tier`, which must exist here."""

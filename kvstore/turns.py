@@ -5,7 +5,8 @@ turn can see: still being written, or a duplicate of a block that another turn p
 first) or it is the slot of the turn's row at depth `i`. The rows are the chain that ends in
 `tip`, which is pinned while the turn runs.
 
-    WAITING   queued, new or suspended earlier; holds nothing
+    WAITING   queued, new or suspended earlier; holds nothing but its tail in DRAM
+    WAKING    admitted: holds what its wake holds, until all of it is there
     RUNNING   granted
     STOPPING  granted, told to stop; its slots are safe only when StepEnded says so
 """
@@ -21,11 +22,14 @@ from typing import TYPE_CHECKING
 from kvstore.rows import NO_ROW
 
 if TYPE_CHECKING:
+    from kvstore.tails import Tail
     from kvstore.types import BlockKey, TurnId
+    from kvstore.wakes import Wake
 
 
 class TurnState(Enum):
     WAITING = "waiting"
+    WAKING = "waking"
     RUNNING = "running"
     STOPPING = "stopping"
 
@@ -49,11 +53,24 @@ class Turn:
     num_blocks: int = 0
     open: dict[int, int] = field(default_factory=dict)
     wanted: int = 0  # slots asked for by GrowWanted and not yet granted
+    wake: Wake | None = None  # while WAKING
+    tail: Tail | None = None  # while WAITING to go on
+    may_load: bool = True  # False once a load failed or came late for it: it computes instead
 
     @property
     def order(self) -> tuple[int, int]:
         """Urgency: lower is sooner."""
         return self.priority, self.seq
+
+    @property
+    def lacking(self) -> int:
+        """HBM slots it waits for."""
+        return self.wanted if self.wake is None else self.wake.lacking
+
+    @property
+    def holds_nothing(self) -> bool:
+        """No slot of HBM and no pin."""
+        return self.tip == NO_ROW and self.wake is None and not self.open and not self.wanted
 
     def note_key(self, index: int, key: BlockKey) -> None:
         """Block `index` of this turn was filled with `key`: after a suspension it can be looked up."""

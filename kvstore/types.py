@@ -16,6 +16,12 @@ from typing import NewType, Protocol
 TurnId = NewType("TurnId", int)
 """One request being answered; never reused within a process."""
 
+WakeId = NewType("WakeId", int)
+"""One hint that a session will be needed; never reused within a process."""
+
+TransferId = NewType("TransferId", int)
+"""One run of blocks on its way between two tiers; never reused within a process."""
+
 HbmSlot = NewType("HbmSlot", int)
 """Index of one block-sized slot in the device arena."""
 

@@ -26,6 +26,9 @@ ALLOWED = {
 
 PURE = {
     *(f"kvstore.{name}" for name in ("types", "errors", "events", "chain", "rows", "pool", "policy", "planner")),
+    *(f"kvstore.{name}" for name in ("admission", "branches", "cleaner", "config", "frontier", "hints", "laws")),
+    *(f"kvstore.{name}" for name in ("residency", "room", "roster", "snapshot", "store", "tables", "tails")),
+    *(f"kvstore.{name}" for name in ("traffic", "transfers", "turns", "upkeep", "wakes")),
     "kvstore.sessions",
     "models.scheduler",
 }

@@ -7,14 +7,27 @@ chains share what they share as text, so `keys("abx")` has the first two blocks 
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kvstore.events import Fill, GrantTurn, GrowWanted, StepEnded, SuspendTurn, TurnArrived, TurnStopped
+from kvstore.events import (
+    Fill,
+    GrantTurn,
+    GrowWanted,
+    SleepWanted,
+    StartTransfer,
+    StepEnded,
+    SuspendTurn,
+    TransferDone,
+    TransferEnd,
+    TurnArrived,
+    TurnStopped,
+)
 from kvstore.planner import Planner, PlannerConfig
 from kvstore.types import BlockKey, StopReason, TurnId
 
 if TYPE_CHECKING:
     from kvstore.events import Action, Event
+    from kvstore.types import Tier, TransferId, WakeId
 
 BLOCK_TOKENS = 4
 
@@ -34,9 +47,12 @@ class Script:
         max_queue: int = 8,
         age_limit_seconds: float = 10.0,
         output_slice_tokens: int = 4,
+        **more: Any,
     ) -> None:
         self.now = 0.0
         self.paths: dict[int, str] = {}
+        self.copies: dict[TransferId, StartTransfer] = {}
+        self.running: set[int] = set()
         self.planner = Planner(
             PlannerConfig(
                 hbm_slots=hbm_slots,
@@ -45,22 +61,29 @@ class Script:
                 max_queue=max_queue,
                 age_limit_seconds=age_limit_seconds,
                 output_slice_tokens=output_slice_tokens,
+                **more,
             )
         )
 
     def feed(self, event: Event) -> list[Action]:
-        actions = self.planner.handle(event, self.now)
-        self.planner.check()
-        return actions
+        if isinstance(event, StepEnded):
+            self.running.difference_update(stopped.turn for stopped in event.stopped)
+        return self._checked(self.planner.handle(event, self.now))
 
     def arrive(
-        self, turn: int, path: str, output_tokens: int = 4, priority: int = 0, cache: bool = True
+        self,
+        turn: int,
+        path: str,
+        output_tokens: int = 4,
+        priority: int = 0,
+        cache: bool = True,
+        wake: WakeId | None = None,
     ) -> list[Action]:
         """A turn whose prompt is the blocks of `path` and one token more."""
         self.paths[turn] = path
         prompt_tokens = len(path) * BLOCK_TOKENS + 1
         return self.feed(
-            TurnArrived(TurnId(turn), keys(path) if cache else (), prompt_tokens, output_tokens, priority, cache)
+            TurnArrived(TurnId(turn), keys(path) if cache else (), prompt_tokens, output_tokens, priority, cache, wake)
         )
 
     def fills(self, turn: int, *indices: int, path: str | None = None) -> tuple[Fill, ...]:
@@ -70,23 +93,70 @@ class Script:
     def fill(self, turn: int, *indices: int, path: str | None = None) -> list[Action]:
         return self.feed(StepEnded(self.fills(turn, *indices, path=path)))
 
-    def stop(self, turn: int, reason: StopReason = StopReason.STOP, tokens: int | None = None) -> list[Action]:
+    def stop(
+        self, turn: int, reason: StopReason = StopReason.STOP, tokens: int | None = None, computed: int = 0
+    ) -> list[Action]:
         tokens = len(self.paths[turn]) * BLOCK_TOKENS + 1 if tokens is None else tokens
-        return self.feed(StepEnded((), (TurnStopped(TurnId(turn), reason, tokens),)))
+        return self.feed(StepEnded((), (TurnStopped(TurnId(turn), reason, tokens, computed),)))
 
     def grow(self, turn: int, slots: int = 1) -> list[Action]:
         return self.feed(GrowWanted(TurnId(turn), slots))
 
     def run(self, turn: int, path: str) -> None:
         """A whole turn that fills every block of `path` and stops."""
-        (grant,) = [action for action in self.arrive(turn, path) if isinstance(action, GrantTurn)]
-        self.fill(turn, *range(grant.cached_tokens // BLOCK_TOKENS, len(path)))
+        actions = self.arrive(turn, path)
+        if turn not in self.running:
+            actions += self.end_all()
+        cached = the_grant(actions).cached_tokens // BLOCK_TOKENS
+        self.fill(turn, *range(cached, len(path)))
         self.stop(turn)
 
     def wait(self, seconds: float) -> list[Action]:
         self.now += seconds
-        actions = self.planner.handle_timeout(self.now)
+        return self._checked(self.planner.handle_timeout(self.now))
+
+    def end(
+        self, transfer: TransferId, good: int | None = None, reason: TransferEnd = TransferEnd.DONE
+    ) -> list[Action]:
+        """A copy under way has ended; all of it well unless `good` says otherwise."""
+        blocks = len(self.copies.pop(transfer).keys)
+        return self.feed(TransferDone(transfer, blocks if good is None else good, reason))
+
+    def end_all(self) -> list[Action]:
+        """Every copy under way ends well, in order, and those that start meanwhile; all actions that follow."""
+        actions: list[Action] = []
+        while self.copies:
+            actions += self.end(next(iter(self.copies)))
+        return actions
+
+    def put_to_sleep(self, path: str) -> None:
+        """Compute `path` in a turn and move it to DRAM."""
+        self.run(1_000 + len(self.paths), path)
+        self.feed(SleepWanted(keys(path)))
+        self.end_all()
+        assert self.where(path) == ["D"] * len(path)
+
+    def put_to_sleep_in_nvme(self, path: str) -> None:
+        """Compute `path` in a turn and push it down to NVMe alone: DRAM's watermarks must be low enough."""
+        self.run(1_000 + len(self.paths), path)
+        self.feed(SleepWanted(keys(path)))
+        self.end_all()
+        assert self.where(path) == ["N"] * len(path)
+
+    def where(self, path: str) -> list[str]:
+        """For each block of `path` the initials of the tiers that hold it."""
+        return ["".join(tier.name[0] for tier in tiers) for tiers in self.planner.locate(keys(path))]
+
+    def slots(self, tier: Tier) -> dict[str, int]:
+        """Slots of `tier` by state, those states left out that no slot is in."""
+        counts = self.planner.snapshot().tier(tier)
+        states = ("free", "open", "filling", "valid", "quarantined", "pinned")
+        return {state: getattr(counts, state) for state in states if getattr(counts, state)}
+
+    def _checked(self, actions: list[Action]) -> list[Action]:
         self.planner.check()
+        self.running.update(granted(actions))
+        self.copies.update((action.transfer, action) for action in actions if isinstance(action, StartTransfer))
         return actions
 
     def counts(self) -> dict[str, int]:
@@ -104,6 +174,16 @@ class Script:
 
 def granted(actions: list[Action]) -> list[int]:
     return [action.turn for action in actions if isinstance(action, GrantTurn)]
+
+
+def the_grant(actions: list[Action]) -> GrantTurn:
+    """The only grant among `actions`."""
+    (grant,) = [action for action in actions if isinstance(action, GrantTurn)]
+    return grant
+
+
+def copies(actions: list[Action]) -> list[StartTransfer]:
+    return [action for action in actions if isinstance(action, StartTransfer)]
 
 
 def suspended(actions: list[Action]) -> list[int]:

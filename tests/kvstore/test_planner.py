@@ -34,7 +34,7 @@ def test_what_it_filled_stays_for_the_next_turn_and_the_rest_comes_back() -> Non
     script = Script()
     script.run(1, "ab")
     assert script.counts() == {"free": 6, "open": 0, "valid": 2, "pinned": 0}
-    assert script.arrive(2, "abc") == [GrantTurn(TurnId(2), (0, 1, 3, 2, 4), 8, resumed=False)]
+    assert script.arrive(2, "abc") == [GrantTurn(TurnId(2), (0, 1, 3, 2, 4), 8, resumed=False, reused_blocks=(2, 0, 0))]
     assert script.counts() == {"free": 3, "open": 3, "valid": 2, "pinned": 2}
 
 
@@ -215,7 +215,7 @@ def test_a_suspended_turn_resumes_before_later_arrivals_with_the_blocks_it_had_f
     turns = script.planner.snapshot().turns
     assert (turns.suspended, turns.waiting, turns.granted) == (1, 1, 1)
     assert script.stop(1) == [
-        GrantTurn(TurnId(2), (2, 3, 4), 8, resumed=True),
+        GrantTurn(TurnId(2), (2, 3, 4), 8, resumed=True, reused_blocks=(2, 0, 0)),
         GrantTurn(TurnId(3), (1, 0), 0, resumed=False),
     ]
     assert script.planner.snapshot().totals.turns_resumed == 1

@@ -22,8 +22,10 @@ class Shelf:
         for row in chain(self.rows, path):
             if not self.pool.is_valid(row):
                 self.pool.publish(row, self.pool.open(1)[0])
+        self.rows.now = now
         self.pool.pin(row)
-        self.rows.touch(row, kind, now)
+        self.rows.kind[row] = kind
+        self.rows.touch(row, kind, until=now + 100.0)
         self.pool.unpin(row)
         self.check()
         return row
@@ -61,7 +63,7 @@ def test_superseded_tails_leave_first_and_take_no_shared_history_along() -> None
     shelf.put("z", now=1.0)
     stale = shelf.put("ab", now=9.0, kind=Kind.SUPERSEDED)
     root = chain(shelf.rows, "a")[0]
-    shelf.rows.touch(root, Kind.NORMAL, 9.0)
+    shelf.rows.touch(root)
     z = chain(shelf.rows, "z")[0]
     assert shelf.drain() == [stale, z, root]
 
@@ -89,7 +91,8 @@ def test_pinning_a_last_row_protects_its_ancestors_and_counts_them() -> None:
 def test_a_row_touched_while_it_may_leave_is_taken_for_what_it_is_now() -> None:
     shelf = Shelf()
     first, second = shelf.put("a", now=1.0), shelf.put("b", now=2.0)
-    shelf.rows.touch(first, Kind.NORMAL, 3.0)
+    shelf.rows.now = 3.0
+    shelf.rows.touch(first)
     assert shelf.drain() == [second, first]
 
 
@@ -111,3 +114,60 @@ def test_a_slot_is_opened_closed_and_opened_again() -> None:
     shelf.pool.close(slots)
     assert shelf.pool.num_free == 2
     shelf.check()
+
+
+def test_a_row_kept_for_a_while_leaves_like_any_other_afterwards() -> None:
+    shelf = Shelf()
+    kept = shelf.put("k", now=1.0, kind=Kind.KEPT)
+    other = shelf.put("o", now=2.0)
+    shelf.rows.now = 101.5
+    assert shelf.drain() == [kept, other]
+
+
+def test_the_first_of_the_kept_to_expire_is_found_below_one_that_is_kept_longer() -> None:
+    shelf = Shelf()
+    shelf.put("a", now=1.0, kind=Kind.KEPT)
+    longer = chain(shelf.rows, "a")[0]
+    shelf.rows.until[longer] = 1_000.0
+    shelf.pool.refresh(longer)
+    sooner = shelf.put("b", now=2.0, kind=Kind.KEPT)
+    other = shelf.put("o", now=150.0)
+    shelf.rows.now = 150.0
+    assert shelf.drain() == [sooner, other, longer]
+
+
+def test_what_hbm_holds_as_well_leaves_dram_first_and_only_as_long_as_it_does() -> None:
+    rows = Rows(tiers=2)
+    hbm, dram = Pool(Tier.HBM, 4, rows), Pool(Tier.DRAM, 4, rows)
+    cold, hot = chain(rows, "a")[0], chain(rows, "b")[0]
+    for now, row in enumerate((cold, hot)):
+        rows.now = rows.last[row] = float(now)
+        dram.publish(row, dram.open(1)[0])
+    hbm.publish(hot, hbm.open(1)[0])
+    dram.refresh(hot)
+    assert dram.frontier.coldest() == hot
+    hbm.drop(hot)
+    assert dram.frontier.coldest() == cold
+
+
+def test_a_fill_that_is_overtaken_leaves_its_slot_in_quarantine_until_the_copy_has_ended() -> None:
+    shelf = Shelf(capacity=2)
+    row = chain(shelf.rows, "a")[0]
+    target, own = shelf.pool.open(2)
+    shelf.pool.begin_fill(row, target)
+    shelf.pool.overtake(row, own)
+    shelf.check()
+    assert (shelf.pool.slot(row), shelf.pool.quarantined, shelf.pool.num_free) == (own, {target}, 0)
+    shelf.pool.leave_quarantine(target)
+    shelf.check()
+    assert shelf.pool.num_free == 1
+
+
+def test_a_retired_slot_makes_its_tier_smaller() -> None:
+    shelf = Shelf(capacity=2)
+    (slot,) = shelf.pool.open(1)
+    shelf.pool.close([slot])
+    shelf.pool.retire(slot)
+    shelf.check()
+    assert (shelf.pool.capacity, shelf.pool.num_free) == (1, 1)
+    assert shelf.pool.open(1) != [slot]

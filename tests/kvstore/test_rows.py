@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gc
 
-from kvstore.policy import Kind
 from kvstore.rows import NO_ROW, VALID, Rows
 from tests.kvstore.script import keys
 
@@ -13,7 +12,7 @@ def chain(rows: Rows, path: str) -> list[int]:
     for key in keys(path):
         row = rows.find(key)
         if row == NO_ROW:
-            row = rows.add(key, parent, Kind.NORMAL, 0.0)
+            row = rows.add(key, parent)
         found.append(row)
         parent = row
     return found
@@ -54,6 +53,6 @@ def test_a_hundred_thousand_rows_give_the_garbage_collector_nothing_to_visit() -
     before = len(gc.get_objects())
     rows = Rows(tiers=2)
     for number in range(100_000):
-        rows.add(number.to_bytes(16, "little"), NO_ROW, Kind.NORMAL, 0.0)  # type: ignore[arg-type]
+        rows.add(number.to_bytes(16, "little"), NO_ROW)  # type: ignore[arg-type]
     gc.collect()
     assert len(gc.get_objects()) - before < 100

@@ -1,0 +1,160 @@
+"""How fast the planner decides when 100,000 sessions sleep.
+
+    python bench/planner_scale.py [--sessions 100000] [--blocks 10] [--turns 20000] [--curve]
+
+Fills the tiers with `sessions` chains of `blocks` blocks behind a shared system prompt, then
+lets random sessions come back for turns of 128 block operations (what is looked up, loaded,
+published, demoted and evicted all counts once) while copies end a little later. Prints block
+operations a second and the percentiles of one `handle()`, garbage collection included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import resource
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from kvstore.config import PlannerConfig
+from kvstore.events import Event, Fill, GrantTurn, StartTransfer, StepEnded, TransferDone, TurnArrived, TurnStopped
+from kvstore.planner import Planner
+from kvstore.types import BlockKey, StopReason, Tier, TransferId, TurnId
+
+BLOCK_TOKENS = 32
+SHARED_BLOCKS = 8
+
+
+def key(session: int, index: int) -> BlockKey:
+    """Key of block `index` of a session; all share the first ones."""
+    name = index if index < SHARED_BLOCKS else (session << 20) + index
+    return BlockKey(blake2b(name.to_bytes(8, "little"), digest_size=16).digest())
+
+
+@dataclass
+class Bench:
+    """The planner, copies under way, and how long each `handle()` took."""
+
+    planner: Planner
+    seconds: list[float] = field(default_factory=list)
+    copies: deque[TransferId] = field(default_factory=deque)
+    sizes: dict[TransferId, int] = field(default_factory=dict)
+    grants: list[GrantTurn] = field(default_factory=list)
+    now: float = 0.0
+    turn: int = 0
+
+    def feed(self, event: Event) -> None:
+        start = time.perf_counter()
+        actions = self.planner.handle(event, self.now)
+        self.seconds.append(time.perf_counter() - start)
+        for action in actions:
+            if isinstance(action, StartTransfer):
+                self.copies.append(action.transfer)
+                self.sizes[action.transfer] = len(action.keys)
+            elif isinstance(action, GrantTurn):
+                self.grants.append(action)
+
+    def end_copies(self, left: int) -> None:
+        """End copies, the oldest first, until `left` are under way."""
+        while len(self.copies) > left:
+            transfer = self.copies.popleft()
+            self.feed(TransferDone(transfer, self.sizes.pop(transfer)))
+
+    def run_turn(self, keys: list[BlockKey], new: int) -> None:
+        """A turn over `keys`, all but the last `new` of which it may find; it fills the rest and ends."""
+        self.now += 0.01
+        self.turn += 1
+        turn = TurnId(self.turn)
+        prompt_tokens = len(keys) * BLOCK_TOKENS + 1
+        self.feed(TurnArrived(turn, tuple(keys), prompt_tokens, 16))
+        while not self.grants:
+            self.end_copies(len(self.copies) - 1)
+        grant = self.grants.pop()
+        self.end_copies(2)
+        fills = tuple(Fill(turn, index, keys[index]) for index in range(grant.cached_tokens // BLOCK_TOKENS, len(keys)))
+        self.feed(StepEnded(fills, (TurnStopped(turn, StopReason.LENGTH, prompt_tokens),)))
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def measure(sessions: int, blocks: int, turns: int) -> None:
+    """Fill, then time `turns` turns of 128 block operations or as many as a session has."""
+    total = sessions * blocks + SHARED_BLOCKS
+    hbm_slots = max(1_024, total // 16)
+    config = PlannerConfig(
+        hbm_slots=hbm_slots,
+        block_tokens=BLOCK_TOKENS,
+        max_running=16,
+        max_queue=64,
+        age_limit_seconds=30.0,
+        dram_slots=total,
+    )
+    bench = Bench(Planner(config))
+    depth = dict.fromkeys(range(sessions), SHARED_BLOCKS + blocks)
+    for session in range(sessions):
+        bench.run_turn([key(session, index) for index in range(depth[session])], blocks)
+    snapshot = bench.planner.snapshot()
+    present = snapshot.tier(Tier.DRAM).valid + snapshot.tier(Tier.HBM).valid
+    bench.seconds.clear()
+    gc.collect()
+    before = _operations(bench)
+    rng = random.Random(0)
+    start = time.perf_counter()
+    for _ in range(turns):
+        session = rng.randrange(sessions)
+        new = 4
+        keys = [key(session, index) for index in range(depth[session] + new)]
+        depth[session] += new
+        bench.run_turn(keys, new)
+    wall = time.perf_counter() - start
+    operations = _operations(bench) - before
+    spent = sum(bench.seconds)
+    print(
+        f"{sessions:>7} sessions, {present:>8} copies: {operations / spent:>9,.0f} block ops/s in handle() "
+        f"({operations} in {spent:.2f} s of {wall:.2f} s); handle() p50 {percentile(bench.seconds, 0.5) * 1e3:.3f} ms, "
+        f"p99 {percentile(bench.seconds, 0.99) * 1e3:.3f} ms, max {max(bench.seconds) * 1e3:.1f} ms; "
+        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
+    )
+    _measure_long_turns(bench, sessions)
+
+
+def _measure_long_turns(bench: Bench, sessions: int) -> None:
+    """Turns of exactly 128 blocks: the first computes them, the next ones find them."""
+    bench.seconds.clear()
+    before = _operations(bench)
+    for number in range(2_000):
+        bench.run_turn([key(sessions + number % 500, index) for index in range(128)], 0)
+    operations, spent = _operations(bench) - before, sum(bench.seconds)
+    print(
+        f"        turns of 128 blocks: {operations / spent:>9,.0f} block ops/s; handle() p50 "
+        f"{percentile(bench.seconds, 0.5) * 1e3:.3f} ms, p99 {percentile(bench.seconds, 0.99) * 1e3:.3f} ms, "
+        f"max {max(bench.seconds) * 1e3:.1f} ms"
+    )
+
+
+def _operations(bench: Bench) -> int:
+    totals = bench.planner.snapshot().totals
+    return (
+        totals.reused + totals.published + totals.loaded + totals.demoted + totals.cleaned
+        + totals.released + totals.evicted
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=100_000)
+    parser.add_argument("--blocks", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=20_000)
+    parser.add_argument("--curve", action="store_true", help="with a hundredth, a tenth and all of the sessions")
+    arguments = parser.parse_args()
+    for share in (100, 10, 1) if arguments.curve else (1,):
+        measure(arguments.sessions // share, arguments.blocks, arguments.turns)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Sizes and limits of the planner: one frozen value (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerConfig:
+    """What the planner may use, and how long it waits.
+
+    A waiter older than `age_limit_seconds` holds younger admissions back. A load that takes longer
+    than `wake_deadline_seconds`, or a copy down longer than `demote_deadline_seconds`, is not waited
+    for; a tier that failed at taking a block gets no more for `tier_backoff_seconds`. `ring_slots`
+    pass blocks between HBM and NVMe, as many up as down: up [0, n), down [n, 2n).
+    """
+
+    hbm_slots: int
+    block_tokens: int
+    max_running: int
+    max_queue: int
+    age_limit_seconds: float
+    output_slice_tokens: int = 64
+    dram_slots: int = 0
+    nvme_slots: int = 0
+    ring_slots: int = 8
+    max_transfers: int = 8  # each direction between two tiers
+    max_hints: int = 16
+    wake_deadline_seconds: float = 2.0
+    demote_deadline_seconds: float = 2.0
+    tier_backoff_seconds: float = 5.0
+    clean_share: float = 0.25  # of HBM: that much is free or leaves without IO, as far as free DRAM allows
+    # Shares of a tier that would need IO to be freed: above `high` the coldest are copied down until `low`.
+    hbm_high: float = 0.90
+    hbm_low: float = 0.80
+    dram_high: float = 0.85
+    dram_low: float = 0.75
+
+    def __post_init__(self) -> None:
+        assert self.hbm_slots > 0
+        assert self.dram_slots >= 0
+        assert self.nvme_slots >= 0
+        assert self.block_tokens > 0
+        assert self.max_running > 0
+        assert self.max_queue >= 0
+        assert self.output_slice_tokens > 0
+        assert 0.0 < self.hbm_low < self.hbm_high <= 1.0
+        assert 0.0 < self.dram_low < self.dram_high <= 1.0
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens, the last one partial or not."""
+        return -(-tokens // self.block_tokens)

@@ -1,0 +1,120 @@
+"""The rows that may leave one tier, coldest first (pure).
+
+One heap per kind, cleaned lazily: an entry is live iff its stamp is the row's. A row that
+became hotter or changed kind keeps its entry until that comes up and is then pushed where
+it belongs; a row that became *less* worth keeping must be `refresh`ed, or it would be found
+too late. The KEPT heap is ordered by when its rows stop being kept, the others by recency.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import TYPE_CHECKING
+
+from kvstore.policy import KINDS, Kind, worth
+from kvstore.rows import NO_ROW, VALID, Copies, Rows
+
+if TYPE_CHECKING:
+    from kvstore.types import Tier
+
+_Entry = tuple[float, int, int, int]  # moment, -depth, row, stamp: coldest first, of those the deepest
+
+_SLACK_ENTRIES = 1024
+
+
+class Frontier:
+    """See the module; `Pool` says which rows are on it."""
+
+    def __init__(self, rows: Rows, tier: Tier) -> None:
+        self._rows = rows
+        self._stamp = rows.copies[tier].stamp
+        self._above: Copies | None = rows.copies[tier - 1] if tier else None
+        self._heaps: list[list[_Entry]] = [[] for _ in range(KINDS)]
+        self._live = 0
+        self._has_moved = False
+        self.num_entries = 0  # dead ones included
+
+    def __len__(self) -> int:
+        return self._live
+
+    def add(self, row: int) -> None:
+        """`row` may leave from now on."""
+        self._stamp[row] += 1
+        self._live += 1
+        self._push(row)
+        if self.num_entries > 2 * self._live + _SLACK_ENTRIES:
+            self._compact()
+
+    def discard(self, row: int) -> None:
+        """`row` may no longer leave; it must be on the frontier."""
+        self._stamp[row] += 1
+        self._live -= 1
+
+    def coldest(self) -> int:
+        """The row worth least, still on the frontier; NO_ROW when there is none."""
+        self._has_moved = True
+        while self._has_moved:  # a head that went to another heap may belong before the best so far
+            self._has_moved = False
+            best = self._best_head()
+        return best
+
+    def _best_head(self) -> int:
+        last = self._rows.last
+        best = NO_ROW
+        least: tuple[int, float] | None = None
+        for kind, heap in enumerate(self._heaps):
+            if heap and (row := self._head(kind, heap)) != NO_ROW:
+                value = worth(kind, last[row])
+                if least is None or value < least:
+                    best, least = row, value
+        return best
+
+    def worth(self, row: int) -> tuple[int, float]:
+        """What `row` is worth in this tier; compares with the worth of others anywhere."""
+        return worth(self._kind(row), self._rows.last[row])
+
+    def rows(self) -> list[int]:
+        """Every row on the frontier; for check()."""
+        return [row for heap in self._heaps for _, _, row, stamp in heap if stamp == self._stamp[row]]
+
+    def _kind(self, row: int) -> int:
+        if self._above is not None and self._above.state[row] == VALID:
+            return Kind.DUPLICATE
+        kind = self._rows.kind[row]
+        if kind == Kind.KEPT and self._rows.until[row] <= self._rows.now:
+            return Kind.NORMAL
+        return kind
+
+    def _moment(self, kind: int, row: int) -> float:
+        return self._rows.until[row] if kind == Kind.KEPT else self._rows.last[row]
+
+    def _push(self, row: int) -> None:
+        kind = self._kind(row)
+        heappush(self._heaps[kind], (self._moment(kind, row), -self._rows.depth[row], row, self._stamp[row]))
+        self.num_entries += 1
+
+    def _head(self, kind: int, heap: list[_Entry]) -> int:
+        stamps = self._stamp
+        while heap:
+            moment, _, row, stamp = heap[0]
+            if stamp != stamps[row]:
+                heappop(heap)
+                self.num_entries -= 1
+            elif self._kind(row) != kind:
+                heappop(heap)
+                self.num_entries -= 1
+                self._push(row)
+                self._has_moved = True
+            elif self._moment(kind, row) > moment:
+                heapreplace(heap, (self._moment(kind, row), -self._rows.depth[row], row, stamp))
+            else:
+                return row
+        return NO_ROW
+
+    def _compact(self) -> None:
+        """Forget dead entries; amortised over the pushes that made them."""
+        self.num_entries = 0
+        for heap in self._heaps:
+            heap[:] = [entry for entry in heap if entry[3] == self._stamp[entry[2]]]
+            heapify(heap)
+            self.num_entries += len(heap)

@@ -1,0 +1,136 @@
+"""Making room in a tier: the coldest blocks leave, downwards where that keeps them (pure).
+
+A block that has a copy below, or that nothing below takes, leaves at once; another is copied
+down first and leaves when its copy is there. The last copy of a block goes only for one that
+is worth more, or when the tier below is unwell: progress never waits for a lower tier.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from kvstore.policy import Kind
+from kvstore.rows import NO_ROW
+from kvstore.transfers import RUN_BLOCKS, Purpose
+from kvstore.types import Tier
+
+if TYPE_CHECKING:
+    from kvstore.residency import Residency
+    from kvstore.traffic import Traffic
+
+
+class Leaving(Enum):
+    """How a row can leave HBM."""
+
+    NOW = "now"  # it has a copy below, or nothing below takes it
+    STARTED = "started"  # it is being copied down
+    BUSY = "busy"  # it could be copied down once a transfer under way has ended
+
+
+class Room:
+    """See the module."""
+
+    def __init__(self, blocks: Residency, traffic: Traffic) -> None:
+        self._blocks = blocks
+        self._traffic = traffic
+
+    def obtain(self, count: int) -> int:
+        """Free slots of HBM there are now, at most `count`; for the rest the coldest blocks are on their way down."""
+        blocks, hbm = self._blocks, self._blocks.hbm
+        while hbm.num_free + self._traffic.coming < count:
+            row = hbm.frontier.coldest()
+            if row == NO_ROW:
+                break
+            leaving = self.demote(row, count - hbm.num_free - self._traffic.coming)
+            if leaving is Leaving.BUSY:
+                break
+            if leaving is Leaving.NOW:
+                stays_below = blocks.has_copy_below(Tier.HBM, row)
+                blocks.totals.released += stays_below
+                blocks.totals.evicted += not stays_below
+                blocks.drop(Tier.HBM, row)
+        return min(count, hbm.num_free)
+
+    def demote(self, row: int, most: int) -> Leaving:
+        """Start to copy down the run that ends in `row`, at most `most` blocks of it, or say that it can go now."""
+        blocks, traffic = self._blocks, self._traffic
+        if blocks.rows.kind[row] <= Kind.FINAL or blocks.has_copy_below(Tier.HBM, row):
+            return Leaving.NOW
+        run = self._run_that_leaves_with(row, min(most, RUN_BLOCKS))
+        for target in (Tier.DRAM, Tier.NVME):
+            if not blocks.takes(target) or blocks.pools[target].is_present(row):
+                continue
+            if not traffic.has_io_token(Tier.HBM, target):
+                if traffic.is_moving(Tier.HBM, target):
+                    return Leaving.BUSY
+                continue  # every worker hangs
+            count = min(len(run), traffic.num_ring_slots(Tier.HBM, target))
+            slots = self.slots_in(target, count, blocks.hbm.frontier.worth(row))
+            if slots:
+                traffic.begin(Purpose.DEMOTE, Tier.HBM, target, run[-len(slots) :], slots)
+                return Leaving.STARTED
+        return Leaving.NOW
+
+    def clean(self, tip: int) -> bool:
+        """Start to copy to free slots of DRAM the topmost blocks of the chain ending in `tip` that are not below."""
+        run = self._run_not_below(tip)[:RUN_BLOCKS]
+        dram = self._blocks.pools[Tier.DRAM]
+        slots = dram.open(min(len(run), dram.num_free))
+        if slots:
+            self._traffic.begin(Purpose.CLEAN, Tier.HBM, Tier.DRAM, run[: len(slots)], slots)
+        return bool(slots)
+
+    def relieve(self, tier: Tier, count: int) -> None:
+        """Drop, or start to copy down, the coldest `count` blocks of a tier between two others."""
+        blocks, pool, below = self._blocks, self._blocks.pools[tier], Tier(tier + 1)
+        for _ in range(count):
+            row = pool.frontier.coldest()
+            if row == NO_ROW:
+                return
+            if self._is_expendable(tier, row) or not blocks.takes(below) or blocks.pools[below].is_present(row):
+                blocks.drop(tier, row)
+            elif not self._traffic.has_io_token(tier, below):
+                return
+            elif slots := self.slots_in(below, 1, pool.frontier.worth(row)):
+                self._traffic.begin(Purpose.DEMOTE, tier, below, [row], slots)
+            else:
+                blocks.drop(tier, row)
+
+    def slots_in(self, tier: Tier, count: int, worth: tuple[int, float]) -> list[int]:
+        """At most `count` OPEN slots of `tier`, dropping what is worth less than `worth` and needs no IO to go."""
+        blocks, pool = self._blocks, self._blocks.pools[tier]
+        while pool.num_free < count:
+            row = pool.frontier.coldest()
+            if row == NO_ROW or pool.frontier.worth(row) >= worth:
+                break
+            is_expendable = self._is_expendable(tier, row)
+            if not is_expendable and tier < Tier.NVME and blocks.takes(Tier(tier + 1)):
+                break  # it has to be written first, which `relieve` does ahead of need
+            blocks.totals.evicted += not is_expendable
+            blocks.drop(tier, row)
+        return pool.open(min(count, pool.num_free))
+
+    def _is_expendable(self, tier: Tier, row: int) -> bool:
+        """Is it a duplicate, superseded or final, or is there a copy below?"""
+        return self._blocks.pools[tier].frontier.worth(row)[0] <= Kind.FINAL or self._blocks.has_copy_below(tier, row)
+
+    def _run_that_leaves_with(self, row: int, most: int) -> list[int]:
+        """`row` and its ancestors, in chain order, as far as only `row` keeps them in HBM and they are not below."""
+        hbm, parents = self._blocks.hbm, self._blocks.rows.parent
+        run = [row]
+        parent = parents[row]
+        while len(run) < most and parent != NO_ROW:
+            if hbm.num_kids(parent) > 1 or hbm.is_held(parent) or self._blocks.is_below(parent):
+                break
+            run.append(parent)
+            parent = parents[parent]
+        return run[::-1]
+
+    def _run_not_below(self, tip: int) -> list[int]:
+        """`tip` and its ancestors, up to the first that is below already, in chain order."""
+        run = []
+        while tip != NO_ROW and not self._blocks.is_below(tip):
+            run.append(tip)
+            tip = self._blocks.rows.parent[tip]
+        return run[::-1]

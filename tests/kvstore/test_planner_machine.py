@@ -1,0 +1,131 @@
+"""Hypothesis drives the planner against the plain model of `world`: what is where, and who may touch it.
+
+200 runs of 50 rules are 10,000 steps; each is several events, with check() after every one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvstore.config import PlannerConfig
+from kvstore.events import TierHealth, TransferEnd
+from kvstore.types import Tier
+from tests.kvstore.world import World
+
+CONFIGS = st.builds(
+    PlannerConfig,
+    hbm_slots=st.integers(4, 16),
+    block_tokens=st.just(2),
+    max_running=st.integers(1, 5),
+    max_queue=st.integers(0, 6),
+    age_limit_seconds=st.just(5.0),
+    output_slice_tokens=st.sampled_from([1, 4]),
+    dram_slots=st.sampled_from([0, 3, 12, 60]),
+    nvme_slots=st.sampled_from([0, 0, 20]),
+    ring_slots=st.integers(1, 4),
+    max_transfers=st.integers(1, 4),
+    max_hints=st.just(3),
+)
+FAILURES = st.sampled_from([TransferEnd.FAILED, TransferEnd.CORRUPT, TransferEnd.CANCELLED, TransferEnd.SLOT_BROKEN])
+NEW_TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=8)
+LENGTHS = st.integers(0, 40)
+
+
+class PlannerMachine(RuleBasedStateMachine):
+    @initialize(config=CONFIGS)
+    def start(self, config: PlannerConfig) -> None:
+        self.world = World(config)
+
+    def history(self, data: st.DataObject, length: int = 1_000) -> tuple[int, ...]:
+        """Up to `length` tokens of one of the last conversations, or nothing."""
+        recent = self.world.histories[-8:]
+        return data.draw(st.sampled_from(recent))[:length] if recent else ()
+
+    @rule(data=st.data(), length=LENGTHS, new=NEW_TOKENS, output=st.integers(0, 10), priority=st.integers(-1, 1))
+    def arrive(self, data: st.DataObject, length: int, new: list[int], output: int, priority: int) -> None:
+        hints = sorted(self.world.hints)
+        hint = data.draw(st.sampled_from([None, *hints])) if hints else None
+        tokens = [*self.history(data, length), *new]
+        self.world.arrive(tokens, output, priority, cache=data.draw(st.booleans()) or output > 1, hint=hint)
+
+    @rule(paces=st.lists(st.sampled_from([1, 2, 5, 40]), min_size=1, max_size=3))
+    def step(self, paces: list[int]) -> None:
+        self.world.step(paces)
+
+    @precondition(lambda self: self.world.copies)
+    @rule(data=st.data(), failure=st.none() | FAILURES, good=st.integers(0, 7))
+    def end_copy(self, data: st.DataObject, failure: TransferEnd | None, good: int) -> None:
+        transfer = data.draw(st.sampled_from(sorted(self.world.copies)))
+        self.world.end_copy(transfer, good, failure or TransferEnd.DONE)
+
+    @precondition(lambda self: self.world.copies)
+    @rule()
+    def end_all_copies(self) -> None:
+        for transfer in list(self.world.copies):
+            self.world.end_copy(transfer, 0, TransferEnd.DONE)
+
+    @rule(seconds=st.sampled_from([0.0, 0.1, 2.0, 6.0, -3.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.world.pass_time(seconds)
+
+    @precondition(lambda self: self.world.clients)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.world.cancel(data.draw(st.sampled_from(sorted(self.world.clients))))
+
+    @precondition(lambda self: self.world.histories)
+    @rule(data=st.data(), tier=st.sampled_from([Tier.HBM, Tier.DRAM]), hold=st.sampled_from([0.0, 3.0]))
+    def hint(self, data: st.DataObject, tier: Tier, hold: float) -> None:
+        self.world.hint(self.history(data), tier, hold)
+
+    @precondition(lambda self: self.world.hints)
+    @rule(data=st.data())
+    def cancel_hint(self, data: st.DataObject) -> None:
+        self.world.cancel_hint(data.draw(st.sampled_from(sorted(self.world.hints))))
+
+    @precondition(lambda self: self.world.histories)
+    @rule(data=st.data(), keep=st.sampled_from([0.0, 4.0]), pinned=st.booleans(), final=st.booleans())
+    def record(self, data: st.DataObject, keep: float, pinned: bool, final: bool) -> None:
+        self.world.record(self.history(data), self.history(data), keep, pinned, final)
+
+    @precondition(lambda self: self.world.histories)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        self.world.close(self.history(data))
+
+    @precondition(lambda self: self.world.histories)
+    @rule(data=st.data())
+    def sleep(self, data: st.DataObject) -> None:
+        self.world.sleep(self.history(data))
+
+    @rule(data=st.data(), health=st.sampled_from(TierHealth))
+    def change_health(self, data: st.DataObject, health: TierHealth) -> None:
+        lower = [counts.tier for counts in self.world.planner.snapshot().tiers[1:]]
+        if lower:
+            self.world.set_health(data.draw(st.sampled_from(lower)), health)
+
+    @rule()
+    def flush(self) -> None:
+        self.world.flush()
+
+    @invariant()
+    def shows_its_state(self) -> None:
+        assert "turns" in repr(self.world.planner)
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.finish()
+
+
+TestPlannerMachine: Any = PlannerMachine.TestCase
+TestPlannerMachine.settings = settings(
+    max_examples=200,
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
