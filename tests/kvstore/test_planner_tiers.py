@@ -266,6 +266,15 @@ def test_a_hint_gives_way_to_a_turn_that_needs_the_room() -> None:
     assert granted(actions) == [1]
 
 
+def test_a_turn_that_waited_for_two_hints_is_granted_in_the_call_that_settles_them() -> None:
+    script = tiered(hbm_slots=4)
+    script.put_to_sleep("abc")
+    for wake in (1, 2):
+        script.feed(WakeHinted(WakeId(wake), keys("abc"), Tier.HBM, 30.0))
+    assert script.arrive(1, "xy", output_tokens=3) == []
+    assert granted(script.end_all()) == [1]
+
+
 def test_a_hint_can_be_withdrawn() -> None:
     script = tiered()
     script.put_to_sleep("ab")
