@@ -33,8 +33,8 @@ class TurnCounts:
     waiting: int
     suspended: int
     granted: int
-    waking: int
     stopping: int
+    waking: int = 0
 
 
 @dataclass(slots=True)

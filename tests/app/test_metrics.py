@@ -45,7 +45,7 @@ def test_a_scrape_reads_the_store_as_it_is_then() -> None:
 
     def snapshot() -> Snapshot:
         tier = TierCounts(Tier.HBM, capacity=8, free=3, open=1, filling=0, valid=4, quarantined=0, pinned=2)
-        return Snapshot((tier,), TurnCounts(waiting, 0, 2, 0, 0), Totals(evicted=5))
+        return Snapshot((tier,), TurnCounts(waiting, 0, 2, 0), Totals(evicted=5))
 
     metrics.watch_store(snapshot)
     metrics.describe_model({"name": "m", "device": "cpu"})

@@ -214,6 +214,17 @@ def test_a_turn_whose_load_came_late_does_not_try_again_and_the_next_one_does() 
     assert len(copies(script.arrive(2, "ab", output_tokens=0))) == 1
 
 
+def test_a_corrupt_block_that_is_still_pinned_is_not_read_again() -> None:
+    script = tiered(hbm_slots=24)
+    script.put_to_sleep("abcdefghij")
+    first, second = copies(script.arrive(1, "abcdefghij", output_tokens=0))
+    script.end(first.transfer, good=1, reason=TransferEnd.CORRUPT)
+    assert script.where("ab") == ["HD", "D"], "the second run, given up, still reads blocks below it"
+    assert the_grant(script.arrive(2, "ab", output_tokens=0)).cached_tokens == 4
+    script.end(second.transfer)
+    assert script.where("ab") == ["HD", ""]
+
+
 # --- hints ------------------------------------------------------------------------------
 
 
@@ -253,6 +264,15 @@ def test_a_hint_gives_way_to_a_turn_that_needs_the_room() -> None:
     assert script.arrive(1, "xy", output_tokens=3) == []
     actions = script.end_all()
     assert granted(actions) == [1]
+
+
+def test_a_turn_that_waited_for_two_hints_is_granted_in_the_call_that_settles_them() -> None:
+    script = tiered(hbm_slots=4)
+    script.put_to_sleep("abc")
+    for wake in (1, 2):
+        script.feed(WakeHinted(WakeId(wake), keys("abc"), Tier.HBM, 30.0))
+    assert script.arrive(1, "xy", output_tokens=3) == []
+    assert granted(script.end_all()) == [1]
 
 
 def test_a_hint_can_be_withdrawn() -> None:
@@ -341,6 +361,22 @@ def test_a_tail_whose_copy_down_comes_late_is_computed_again_and_its_slot_waits_
     assert script.slots(Tier.HBM)["open"] == 3
     script.end(tail.transfer)
     assert script.slots(Tier.HBM)["open"] == 2
+
+
+def test_a_lost_tail_keeps_the_slots_that_are_still_being_read() -> None:
+    script = tiered(hbm_slots=16)
+    script.arrive(1, "a", output_tokens=3)
+    script.arrive(2, "bcdefghijk", output_tokens=0, cache=False)
+    for _ in range(4):
+        script.grow(1)
+    script.stop(2, StopReason.SUSPENDED, computed=40)
+    script.end_all()
+    first, second = copies(script.stop(1))
+    assert [len(first.keys), len(second.keys)] == [8, 2]
+    script.end(first.transfer, good=3, reason=TransferEnd.FAILED)
+    assert script.slots(Tier.DRAM) == {"free": 6, "open": 10}
+    script.end(second.transfer)
+    assert script.slots(Tier.DRAM) == {"free": 16}
 
 
 # --- branches ---------------------------------------------------------------------------
