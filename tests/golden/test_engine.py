@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 async def test_64_turns_whose_growth_exceeds_hbm_finish_with_the_text_they_have_alone(
     loaded: LoadedModel, real_text: RealText
 ) -> None:
-    prompts = [real_text(24 + number % 8, number) for number in range(64)]
+    prompts = [real_text(27 + number % 5, number) for number in range(64)]
     async with bench(loaded, hbm_slots=400) as alone:
-        expected = [(await alone.turn(prompt, 12, ignore_eos=True)).output_ids for prompt in prompts]
+        expected = [(await alone.turn(prompt, 6, ignore_eos=True)).output_ids for prompt in prompts]
     async with bench(loaded, hbm_slots=16, output_slice_tokens=1) as crowded:
-        outcomes = await asyncio.gather(*(crowded.turn(prompt, 12, ignore_eos=True) for prompt in prompts))
+        outcomes = await asyncio.gather(*(crowded.turn(prompt, 6, ignore_eos=True) for prompt in prompts))
         assert crowded.manager.snapshot().totals.turns_suspended > 0
     assert [outcome.output_ids for outcome in outcomes] == expected
 
@@ -38,15 +38,15 @@ async def test_64_turns_whose_growth_exceeds_hbm_finish_with_the_text_they_have_
 async def test_sampling_draws_the_same_tokens_alone_and_after_suspensions(
     loaded: LoadedModel, real_text: RealText
 ) -> None:
-    prompts = [real_text(26, number) for number in range(8)]
+    prompts = [real_text(28, number) for number in range(8)]
     options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1, "ignore_eos": True}
 
     async with bench(loaded, hbm_slots=200) as alone:
         expected = [
-            (await alone.turn(prompt, 24, seed=seed, **options)).output_ids for seed, prompt in enumerate(prompts)
+            (await alone.turn(prompt, 10, seed=seed, **options)).output_ids for seed, prompt in enumerate(prompts)
         ]
     async with bench(loaded, hbm_slots=8, output_slice_tokens=4) as crowded:
-        turns = [crowded.turn(prompt, 24, seed=seed, **options) for seed, prompt in enumerate(prompts)]
+        turns = [crowded.turn(prompt, 10, seed=seed, **options) for seed, prompt in enumerate(prompts)]
         outcomes = await asyncio.gather(*turns)
         assert crowded.manager.snapshot().totals.turns_suspended > 0
     assert [outcome.output_ids for outcome in outcomes] == expected
@@ -139,12 +139,12 @@ async def test_a_turn_cancelled_while_it_waits_is_gone_at_once(loaded: LoadedMod
 
 async def test_a_suspended_turn_whose_client_leaves_is_forgotten(loaded: LoadedModel, real_text: RealText) -> None:
     async with bench(loaded, hbm_slots=8, output_slice_tokens=4) as it:
-        turns = [asyncio.create_task(it.turn(real_text(40, which), 120, ignore_eos=True)) for which in range(6)]
+        turns = [asyncio.create_task(it.turn(real_text(40, which), 70, ignore_eos=True)) for which in range(6)]
         await it.until(lambda snapshot: snapshot.turns.suspended > 0)
         for turn in turns[1:]:
             turn.cancel()
         await asyncio.wait(turns[1:])
-        assert len((await turns[0]).output_ids) == 120
+        assert len((await turns[0]).output_ids) == 70
 
 
 async def test_a_full_queue_refuses_and_says_when_to_come_back(loaded: LoadedModel, real_text: RealText) -> None:

@@ -36,7 +36,7 @@ class Conversation:
 
     def __init__(self, loaded: LoadedModel, which: int, new_tokens: int) -> None:
         found = [talk for talk in conversations() if len(talk) >= 2 * TURNS]
-        words = [message["content"][:300] for message in found[which] if message["role"] == "user"][:TURNS]
+        words = [message["content"][:160] for message in found[which] if message["role"] == "user"][:TURNS]
         encode = loaded.tokenizer.backend_tokenizer.encode
         shapes = ["<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"]
         shapes += ["<|im_end|>\n" + shapes[0]] * (TURNS - 1)
