@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
 # Waiting threads sleep soon: spinning, two threads on two busy cores wait for each other for whole time slices,
 # and a suite that runs beside anything else takes ten times as long.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # A test that would reach for the network fails at once instead of after its retries.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
