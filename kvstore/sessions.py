@@ -10,7 +10,7 @@ The rules:
 3. A branch changes only when a turn of it completes. A turn that failed or was cancelled leaves
    no trace; a new branch or session that only it wanted goes with it.
 4. At most `max_branches` a session and `max_sessions` in all: the least recently active idle ones
-   are forgotten first. What is busy is never forgotten to make room.
+   are forgotten first, when another begins. What is busy is never forgotten to make room.
 5. A branch whose terms say so expires that long after its last activity; while a turn of it is in
    flight it is active. Its session goes with the last of its branches.
 6. A fork is a session of its own that begins with the same histories. Sharing is by reference here

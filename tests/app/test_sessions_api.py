@@ -339,6 +339,8 @@ def test_a_turn_that_was_left_puts_what_it_wrote_up_for_closing_with_its_branch(
         say(http, "s", max_tokens=4)
         branch = server.server.call(lambda: server.server.gateway.book.recent()[0].branches[0])
         known = set(branch.block_keys)
+        # It cannot come to its end before its client is seen to have left.
+        server.server.call(lambda: setattr(server.engine, "pause_after_steps", server.engine.steps + 40))
         with http.stream(
             "POST",
             CHAT,

@@ -37,7 +37,9 @@ def server() -> Iterator[Server]:
         watchdog = threading.Timer(READY_SECONDS, process.kill)
         watchdog.start()
         try:
-            yield _ready(process)
+            ready = _ready(process)
+            watchdog.cancel()
+            yield ready
             process.send_signal(signal.SIGTERM)
             assert process.wait(READY_SECONDS) == 0
         finally:
