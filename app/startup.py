@@ -134,7 +134,7 @@ def load(settings: Settings) -> Machinery:
     log.info(why)
     model = replace(model, model_key=exactness.mode_key(model.model_key, is_exact))
     runner = Runner(model.model, model.layout, budgets.hbm_slots, exact=is_exact)
-    slab = make_slab(budgets.dram_slots, model.layout.slot_bytes, device)
+    slab = make_slab(budgets.dram_slots, model.layout.slot_bytes, device, sizes.RING_SLOTS)
     slab.open()
     return Machinery(model, runner, slab, budgets, why)
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 TURNS = 6
 SUITE_TOKENS = 16
-GOLDEN_TOKENS = 64
 
 pytestmark = pytest.mark.usefixtures("exact_machine")
 
