@@ -202,12 +202,25 @@ class Engine:
         while not self._is_closing:
             plan = self._plan()
             if not self._inbox.empty() or not (plan or self._stopped):
-                self._carry_out(self._inbox.get())
+                self._obey(self._inbox.get())
                 continue
             report = self._step(plan)
             report.progress.extend(self._stopped)
             self._stopped.clear()
             self._on_step(report)
+
+    def _obey(self, command: _Command) -> None:
+        """Carry out `command`; if that raises it is its turn that fails, not the thread all turns wait for."""
+        try:
+            self._carry_out(command)
+        except Exception as error:
+            log.exception("%s failed", type(command).__name__)
+            if isinstance(command, _Close):
+                return
+            self._running.pop(command.turn, None)
+            self._suspended.pop(command.turn, None)
+            reason = f"{type(error).__name__}: {error}"
+            self._stopped.append(TurnProgress(command.turn, 0, stopped=StopReason.FAILED, error=reason))
 
     def _carry_out(self, command: _Command) -> None:
         match command:

@@ -233,3 +233,12 @@ async def test_a_step_that_raises_fails_its_turns_and_the_engine_goes_on(
         assert pieces[-1].stopped is StopReason.FAILED
         assert pieces[-1].error
         assert len((await it.turn(real_text(40, 2), 4, ignore_eos=True)).output_ids) == 4
+
+
+async def test_a_turn_that_cannot_even_start_fails_alone(loaded: LoadedModel, real_text: RealText) -> None:
+    async with bench(loaded, hbm_slots=64) as it:
+        lease = await it.manager.acquire(TurnSpec(real_text(40, 1), 4, SPACE, "no sampling parameters"))
+        pieces = [piece async for piece in lease.pieces()]
+        await lease.close()
+        assert pieces[-1].stopped is StopReason.FAILED
+        assert len((await it.turn(real_text(40, 2), 4, ignore_eos=True)).output_ids) == 4
