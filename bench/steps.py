@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 PROBES = (16, 116)
 """Words of the prompts that tell how long prompts are."""
 
-WARM_UP_TOKENS = 8
-
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -185,8 +183,8 @@ class StepBench:
         length = length_from(PROBES, (self._count(PROBES[0]), self._count(PROBES[1])))
         words = length.words_for(plan.prompt_tokens)
         for index in range(-1, plan.pairs):
-            tokens = plan.tokens if index >= 0 else min(plan.tokens, WARM_UP_TOKENS)
-            requests = [self._request(self._prompts.draw(words), tokens) for _ in range(plan.streams)]
+            # The first pair warms up, at full length: with short answers the first stream ends before the last begins.
+            requests = [self._request(self._prompts.draw(words), plan.tokens) for _ in range(plan.streams)]
             if index % 2:
                 plain = await self._without(requests)
                 http, num_bytes = await self._over_http(requests)
