@@ -71,6 +71,10 @@ def _default_cache_dir() -> Path:
     return xdg_folder("XDG_CACHE_HOME", ".cache") / "dormouse"
 
 
+def _default_nvme_dir() -> Path:
+    return _default_cache_dir() / "nvme"
+
+
 def xdg_folder(variable: str, fallback: str) -> Path:
     """A base folder of the XDG specification, which has relative values ignored."""
     named = Path(os.environ.get(variable, ""))
@@ -153,6 +157,24 @@ class Settings(BaseSettings):
         "K/V cache of sleeping sessions in host memory; 0 is none. auto: 25% of the memory limit, on a CPU 10%.",
         "auto|SIZE",
     )
+    nvme_bytes: Bytes = _field(
+        "auto",
+        Panel.MEMORY,
+        "Disk for sessions that sleep long, and over restarts; 0 keeps nothing on disk. "
+        "auto: 20GiB, or 10% of what is free if that is less.",
+        "auto|SIZE",
+    )
+    nvme_dir: Path = Field(
+        default_factory=_default_nvme_dir,
+        description="Folder of sleeping sessions: their text and their K/V.",
+        json_schema_extra={"panel": Panel.MEMORY.value, "metavar": "DIR"},
+    )
+    nvme_io: Literal["auto", "direct", "buffered"] = _field(
+        "auto",
+        Panel.MEMORY,
+        "direct goes past the page cache, buffered makes free memory one more tier; auto: direct where it works.",
+        "auto|direct|buffered",
+    )
     block_tokens: int = _field(32, Panel.MEMORY, "Tokens in one block of K/V: a power of two, 8 to 256.", "TOKENS")
     max_context: AutoCount = _field(
         "auto", Panel.MEMORY, "Longest prompt and answer together; auto is what model and memory allow.", "auto|TOKENS"
@@ -166,6 +188,31 @@ class Settings(BaseSettings):
     )
     session_branches: Count = _field(16, Panel.SESSIONS, "Conversations kept under one session id.", "N")
     max_sessions: Count = _field(100_000, Panel.SESSIONS, "Session ids kept; the least recent goes first.", "N")
+
+    nvme_write_policy: Literal["auto", "every-turn", "on-idle", "on-pressure"] = _field(
+        "auto",
+        Panel.SESSIONS,
+        "When K/V goes to disk. auto: every turn while a day's bytes stay under the drive's rating, else on pressure.",
+        "auto|every-turn|on-idle|on-pressure",
+    )
+    nvme_rated_bytes_per_day: Bytes = _field(
+        "auto",
+        Panel.SESSIONS,
+        "What the drive may be written a day; auto: 0.3 times its size, which is what most are rated for.",
+        "auto|SIZE",
+    )
+    nvme_min_tokens: Annotated[int, Field(ge=0)] = _field(
+        0, Panel.SESSIONS, "Shorter conversations do not go to disk; 0 is one block.", "TOKENS"
+    )
+    idle_to_nvme_seconds: Seconds = _field(
+        600.0, Panel.SESSIONS, "A conversation that was silent for this long moves from DRAM to disk.", "SECONDS"
+    )
+    cost_gate: Literal["auto", "off"] = _field(
+        "auto",
+        Panel.SESSIONS,
+        "auto computes a prompt again where that is measured to be quicker than waking it.",
+        "auto|off",
+    )
 
     hbm_high: Share = _field(
         0.90, Panel.LIMITS, "Share of HBM without a copy below at which the coldest fall asleep.", "SHARE"
@@ -184,6 +231,10 @@ class Settings(BaseSettings):
     )
     max_transfers: Count = _field(8, Panel.LIMITS, "Copies under way in each direction between two tiers.", "N")
     max_hints: Count = _field(16, Panel.LIMITS, "Wakes asked for by hints that are under way together.", "N")
+    nvme_free_share: Annotated[float, Field(ge=0, lt=1)] = _field(
+        0.10, Panel.LIMITS, "Share of the disk that stays free: no new space is taken below it.", "SHARE"
+    )
+    nvme_threads: Count = _field(4, Panel.LIMITS, "Threads that read and write the disk.", "N")
     copy_threads: AutoCount = _field(
         "auto", Panel.LIMITS, "Threads that copy between HBM and DRAM; auto is 1, or 2 from 8 cores on.", "auto|N"
     )
@@ -239,7 +290,7 @@ class Settings(BaseSettings):
                 raise ValueError(f"{name!r} is not the name of an HTTP header")
         return tuple(name.lower() for name in value)
 
-    @field_validator("cache_dir")
+    @field_validator("cache_dir", "nvme_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()

@@ -4,8 +4,9 @@
     available        what of it is free now
 
 CUDA: HBM takes 90% of the device memory that is free after weights and a probe step, DRAM 25% of the limit. CPU: 5% and
-10%, so that a default shows every tier, though both are RAM there. The rest of this module is arithmetic on those
-numbers, so that every refusal can be tested without a machine that small.
+10%, so that a default shows every tier, though both are RAM there. NVMe: 20 GiB, or 10% of the free disk where that is
+less; what sleeps there already counts as free, so that a budget does not shrink as it fills. The rest of this module is
+arithmetic on those numbers, so that every refusal can be tested without a machine that small.
 """
 
 from __future__ import annotations
@@ -27,12 +28,19 @@ CPU_HBM_SHARE = 0.05
 CUDA_HBM_SHARE = 0.90
 CPU_DRAM_SHARE = 0.10
 CUDA_DRAM_SHARE = 0.25
+NVME_BYTES = 20 * 1024**3
+NVME_FREE_SHARE = 0.10
+RATED_WRITES_A_DAY = 0.3
+"""Times a drive's size: a consumer drive of 1 TB is rated for about 600 TB in five years."""
 MIB = 1024**2
 MIN_SLOTS = 2
 """One block to read from and one to write to."""
 
 SHOWN_SESSION_TOKENS = 4096
 """Budgets are printed in sessions of this many tokens."""
+
+HEADER_BYTES = 4096
+"""Of a slot on disk, before its block (kvstore/codec.py)."""
 
 RING_SLOTS = 8
 """Staging slots each way between HBM and a tier below DRAM: one run of blocks. They are no part of DRAM's budget."""
@@ -47,6 +55,15 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Disk:
+    """Bytes of one file system: its size, what is free to us, and what our own folder there holds."""
+
+    total_bytes: int
+    free_bytes: int
+    held_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """The budgets in force; each is a whole number of slots."""
 
@@ -56,6 +73,7 @@ class Sizes:
     block_tokens: int
     max_context: int
     notes: tuple[str, ...] = ()
+    nvme_slots: int = 0
 
     @property
     def hbm_bytes(self) -> int:
@@ -64,6 +82,10 @@ class Sizes:
     @property
     def dram_bytes(self) -> int:
         return self.dram_slots * self.slot_bytes
+
+    @property
+    def nvme_bytes(self) -> int:
+        return self.nvme_slots * (self.slot_bytes + HEADER_BYTES)
 
     @property
     def ring_bytes(self) -> int:
@@ -84,6 +106,9 @@ class Sizes:
         return [
             self._line("HBM", self.hbm_slots),
             dram if self.dram_slots else "DRAM 0 B: nothing sleeps there (--dram-bytes)",
+            self._line("NVMe", self.nvme_slots)
+            if self.nvme_slots
+            else "NVMe 0 B: nothing outlives the process (--nvme-bytes)",
             f"context {self.max_context:,} tokens",
             *self.notes,
         ]
@@ -103,6 +128,34 @@ def host_memory() -> Memory:
     if group is None or group.limit_bytes >= machine.total:
         return Memory(machine.total, machine.available)
     return Memory(group.limit_bytes, min(machine.available, group.available_bytes))
+
+
+def nvme_slots(settings: Settings, slot_bytes: int, disk: Disk) -> int:
+    """Blocks of `slot_bytes` that the disk budget holds, headers included; 0 switches the tier off.
+
+    Raises:
+        SettingInvalid: the budget is not there, or holds no block; names --nvme-bytes.
+    """
+    asked = settings.nvme_bytes
+    room = disk.free_bytes + disk.held_bytes
+    budget = asked if isinstance(asked, int) else min(NVME_BYTES, int(room * NVME_FREE_SHARE))
+    if isinstance(asked, int) and asked > room:
+        raise SettingInvalid(
+            "--nvme-bytes",
+            f"{format_bytes(asked)} do not fit into the {format_bytes(room)} that are free in {settings.nvme_dir}; "
+            f"give at most {room // MIB}MiB, or another --nvme-dir",
+        )
+    slots = budget // (slot_bytes + HEADER_BYTES)
+    if isinstance(asked, int) and asked and not slots:
+        least = -(-(slot_bytes + HEADER_BYTES) // MIB)
+        raise SettingInvalid("--nvme-bytes", f"{format_bytes(asked)} holds no block; give {least}MiB or more, or 0")
+    return slots
+
+
+def rated_bytes_per_day(settings: Settings, disk: Disk) -> int:
+    """What the drive may be written in a day."""
+    asked = settings.nvme_rated_bytes_per_day
+    return asked if isinstance(asked, int) else int(disk.total_bytes * RATED_WRITES_A_DAY)
 
 
 def plan(

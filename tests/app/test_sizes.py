@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.settings import Settings
-from app.sizes import Memory, Sizes, host_memory, plan
+from app.sizes import Disk, Memory, Sizes, host_memory, nvme_slots, plan, rated_bytes_per_day
 from kvstore.errors import SettingInvalid
 from kvstore.types import KVLayout, LayerKV
 
@@ -60,6 +60,7 @@ def test_the_lines_tell_what_a_budget_holds() -> None:
     assert sizes(hbm_bytes=256 * LAYOUT.slot_bytes, dram_bytes=1024 * LAYOUT.slot_bytes).lines() == [
         "HBM 180 MiB: 256 blocks of 32 tokens, 2.0 sessions of 4K tokens",
         "DRAM 720 MiB: 1,024 blocks of 32 tokens, 8.0 sessions of 4K tokens, and 11.25 MiB for staging",
+        "NVMe 0 B: nothing outlives the process (--nvme-bytes)",
         "context 8,192 tokens",
     ]
 
@@ -134,3 +135,37 @@ def test_what_a_refusal_advises_is_accepted() -> None:
 def test_this_machine_has_memory() -> None:
     memory = host_memory()
     assert 0 < memory.available_bytes <= memory.limit_bytes
+
+
+def disk_slots(free: int = 100 * GIB, held: int = 0, **given: object) -> int:
+    settings = Settings(**given)  # type: ignore[arg-type]
+    return nvme_slots(settings, LAYOUT.slot_bytes, Disk(200 * GIB, free, held))
+
+
+def test_nvme_takes_a_tenth_of_the_free_disk_and_twenty_gibibytes_at_most() -> None:
+    on_disk = LAYOUT.slot_bytes + 4096
+    assert disk_slots() == 10 * GIB // on_disk
+    assert disk_slots(free=900 * GIB) == 20 * GIB // on_disk
+
+
+def test_what_already_sleeps_on_disk_counts_as_free_so_that_a_budget_does_not_shrink_as_it_fills() -> None:
+    assert disk_slots(free=90 * GIB, held=10 * GIB) == disk_slots(free=100 * GIB)
+
+
+def test_nvme_is_never_exceeded_by_even_one_slot_headers_included() -> None:
+    on_disk = LAYOUT.slot_bytes + 4096
+    assert disk_slots(nvme_bytes=10 * on_disk - 1) == 9
+    assert disk_slots(nvme_bytes=0) == 0
+
+
+def test_a_disk_budget_that_is_not_there_or_holds_nothing_names_its_flag() -> None:
+    with pytest.raises(SettingInvalid, match=r"--nvme-bytes.*give at most"):
+        disk_slots(free=GIB, nvme_bytes=2 * GIB)
+    with pytest.raises(SettingInvalid, match="holds no block; give 1MiB or more"):
+        disk_slots(nvme_bytes=4096)
+
+
+def test_a_drive_is_rated_for_three_tenths_of_its_size_a_day_unless_told() -> None:
+    disk = Disk(1000, 0)
+    assert rated_bytes_per_day(Settings(), disk) == 300
+    assert rated_bytes_per_day(Settings(nvme_rated_bytes_per_day=7), disk) == 7
