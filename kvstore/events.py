@@ -21,6 +21,7 @@ class TransferEnd(Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     CORRUPT = "corrupt"  # block `good` of the run did not verify: its source is dropped
+    STALE = "stale"  # the slot of block `good` holds another block, or none: its source is dropped, and is no fault
     SLOT_BROKEN = "slot_broken"  # the lower tier's slot of block `good` cannot be used (EIO): it is retired
 
 
@@ -36,6 +37,7 @@ class Miss(Enum):
     LOAD_FAILED = "load_failed"
     LOAD_TIMEOUT = "load_timeout"
     CORRUPT = "corrupt"
+    STALE = "evicted"  # its slot holds another block by now, which to whoever asks is the same
 
 
 class WakeStatus(Enum):
@@ -274,6 +276,9 @@ class StartTransfer:
     All slots are reserved until then. `keys` has None for a turn's private block. Between HBM and
     NVMe each block passes through its slot of `ring_slots`, which is empty otherwise. What has not
     ended by `deadline` is not waited for.
+
+    The parent of every block but the first is the block before it; that of the first is `parent`, None where a
+    chain begins. `first_block` is how many blocks its chain has before it. Both say nothing of private blocks.
     """
 
     transfer: TransferId
@@ -284,6 +289,8 @@ class StartTransfer:
     keys: tuple[BlockKey | None, ...]
     deadline: float
     ring_slots: tuple[int, ...] = ()
+    parent: BlockKey | None = None
+    first_block: int = 0
 
 
 @dataclass(frozen=True, slots=True)

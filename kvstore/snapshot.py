@@ -62,6 +62,7 @@ class Totals:
     loads_failed: int = 0
     loads_late: int = 0
     corrupt: int = 0
+    stale: int = 0  # copies whose slot held another block
     demotions_failed: int = 0
     demotions_late: int = 0
     overtaken: int = 0  # loads that a turn's own fill made superfluous

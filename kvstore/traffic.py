@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from kvstore.tails import Tail
 
 
+_MISSES = {TransferEnd.CORRUPT: Miss.CORRUPT, TransferEnd.STALE: Miss.STALE}
+"""Ends of a load that say more than that it failed."""
+
+
 class Traffic:
     """Transfers under way, and the IO tokens and ring slots they hold."""
 
@@ -130,7 +134,9 @@ class Traffic:
         if transfer.frees_hbm:
             self.coming += len(transfer.source_slots)
         self.transfers.add(transfer)
-        keys = tuple(map(self._blocks.rows.key, transfer.rows))
+        rows = self._blocks.rows
+        keys = tuple(map(rows.key, transfer.rows))
+        parent = rows.parent[transfer.rows[0]] if keys else NO_ROW
         self._emit(
             StartTransfer(
                 transfer=transfer.id,
@@ -141,6 +147,8 @@ class Traffic:
                 keys=keys if keys else (None,) * len(transfer.source_slots),
                 deadline=transfer.deadline,
                 ring_slots=tuple(transfer.ring_slots),
+                parent=None if parent == NO_ROW else rows.key(parent),
+                first_block=rows.depth[transfer.rows[0]] if keys else 0,
             )
         )
 
@@ -230,12 +238,13 @@ class Traffic:
             self._blocks.num_faults += 1
             self._give_up_below(rows, miss)
         pool.unpin(transfer.rows[-1])
-        corrupt = transfer.reason is TransferEnd.CORRUPT and not transfer.late
+        if transfer.reason in _MISSES and not transfer.late:
+            miss = _MISSES[transfer.reason]
         for row in reversed(rows):
             pool.abandon_fill(row, transfer.has_ended)
             # A load that was called off is no fault of its blocks: who joined it meanwhile starts another.
             if transfer.purpose is Purpose.LOAD and transfer.reason is not TransferEnd.CANCELLED:
-                self._blocks.misses[row] = Miss.CORRUPT if corrupt else miss
+                self._blocks.misses[row] = miss
 
     def _give_up_below(self, rows: list[int], miss: Miss) -> None:
         """Give up runs into HBM that continue one of `rows`, which does not come."""
@@ -298,7 +307,8 @@ class Traffic:
         if reason is TransferEnd.FAILED or good >= len(transfer.rows):
             return
         is_broken = reason is TransferEnd.SLOT_BROKEN
-        totals.corrupt += not is_broken
+        totals.corrupt += reason is TransferEnd.CORRUPT
+        totals.stale += reason is TransferEnd.STALE
         if not is_down:
             self._blocks.condemn(transfer.source, transfer.rows[good], retire=is_broken)
         elif is_broken:

@@ -140,18 +140,20 @@ class Transfers:
             self._loop.call_soon_threadsafe(self._ended, flight, landed, seconds)
 
     def _copy(self, action: StartTransfer, is_cancelled: Callable[[], bool]) -> Landed:
-        keys, source, target = action.keys, action.source, action.target
+        source, target = action.source, action.target
+
+        def run(slots: tuple[int, ...], host_slots: tuple[int, ...]) -> Run:
+            keys = action.keys[: len(slots)]
+            return Run(slots, self._slab, host_slots, keys, is_cancelled, action.parent, action.first_block)
+
         if target is Tier.DRAM:
-            run = Run(action.source_slots, self._slab, action.target_slots, keys, is_cancelled)
-            return self._stores[source].copy_out(run)
+            return self._stores[source].copy_out(run(action.source_slots, action.target_slots))
         if source is Tier.DRAM:
-            run = Run(action.target_slots, self._slab, action.source_slots, keys, is_cancelled)
-            return self._stores[target].copy_in(run)
+            return self._stores[target].copy_in(run(action.target_slots, action.source_slots))
         ring = self._slab.ring_slots(action.ring_slots)
-        staged = self._stores[source].copy_out(Run(action.source_slots, self._slab, ring, keys, is_cancelled))
+        staged = self._stores[source].copy_out(run(action.source_slots, ring))
         good = staged.good
-        run = Run(action.target_slots[:good], self._slab, ring[:good], keys[:good], is_cancelled)
-        landed = self._stores[target].copy_in(run)
+        landed = self._stores[target].copy_in(run(action.target_slots[:good], ring[:good]))
         return landed if landed.good < good else staged
 
     # --- on the event loop --------------------------------------------------------------------

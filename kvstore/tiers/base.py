@@ -40,8 +40,9 @@ class HostMemory(Protocol):
 class Run:
     """Blocks to copy between a store's `slots` and the `host_slots` of `host`, pairwise and in this order.
 
-    `keys` has None for a private block. `is_cancelled` is asked between blocks: once it says yes, what has not been
-    copied need not be.
+    `keys` has None for a private block. Where the run lies in its chain, `parent` and `first_block` say as in
+    kvstore.events.StartTransfer: a store that outlives the process keeps that with the blocks. `is_cancelled` is asked
+    between blocks: once it says yes, what has not been copied need not be.
     """
 
     slots: tuple[int, ...]
@@ -49,6 +50,8 @@ class Run:
     host_slots: tuple[int, ...]
     keys: tuple[BlockKey | None, ...]
     is_cancelled: Callable[[], bool] = bool  # bool() is False: never
+    parent: BlockKey | None = None
+    first_block: int = 0
 
     def __post_init__(self) -> None:
         assert len(self.slots) == len(self.host_slots) == len(self.keys)

@@ -173,6 +173,17 @@ def test_08_a_corrupt_block_in_the_middle_of_a_run_is_dropped_and_what_is_sound_
     assert script.where("abcdefgh") == ["HD"] * 4 + ["H"] + ["HD"] * 3
 
 
+def test_08_a_slot_that_holds_another_block_is_an_eviction_found_late_and_no_corruption() -> None:
+    script = tiered(hbm_slots=12)
+    script.put_to_sleep("abcd")
+    (load,) = copies(script.arrive(1, "abcd", output_tokens=0))
+    grant = the_grant(script.end(load.transfer, good=1, reason=TransferEnd.STALE))
+    assert (grant.cached_tokens, grant.miss) == (4, Miss.STALE)
+    assert script.where("abcd") == ["HD", "", "D", "D"]
+    totals = script.planner.snapshot().totals
+    assert (totals.stale, totals.corrupt, totals.loads_failed) == (1, 0, 1)
+
+
 def test_08_the_run_that_follows_a_failed_one_is_given_up_with_it_even_if_it_ended_first() -> None:
     script = tiered(hbm_slots=16)
     script.put_to_sleep("abcdefghij")

@@ -156,6 +156,20 @@ def test_a_broken_slot_is_retired() -> None:
     assert script.where("ab") == ["HD", "H"]
 
 
+def test_every_run_says_where_in_its_chain_it_lies() -> None:
+    script = tiered(hbm_slots=16, dram_slots=32)
+    script.run(1, "abcdefghij")
+    started = copies(script.feed(SleepWanted(keys("abcdefghij"))))
+    while script.copies:
+        started += copies(script.end(next(iter(script.copies))))
+    for copy in started:
+        first = keys("abcdefghij").index(copy.keys[0])
+        assert copy.first_block == first
+        assert copy.parent == (keys("abcdefghij")[first - 1] if first else None)
+        assert copy.keys == keys("abcdefghij")[first : first + len(copy.keys)]
+    assert {copy.first_block for copy in started} == {0, 2}, "ten blocks are more than one run, tails first"
+
+
 def test_sleep_moves_a_chain_down_run_by_run_and_stops_where_others_use_it() -> None:
     script = tiered(hbm_slots=16, dram_slots=32)
     script.run(1, "abcdefghij")

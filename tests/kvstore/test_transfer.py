@@ -8,13 +8,13 @@ import logging
 import threading
 from contextlib import asynccontextmanager
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvstore.events import StartTransfer, TransferDone, TransferEnd
 from kvstore.tiers.base import Landed, Run
 from kvstore.tiers.hbm import hbm_store
 from kvstore.transfer import Transfers
-from kvstore.types import Tier, TransferId
+from kvstore.types import BlockKey, Tier, TransferId
 from kvstore.workers import Workers
 from tests.kvstore.stores import (
     SLOT_BYTES,
@@ -54,12 +54,20 @@ class Rig:
         self._waiters: dict[TransferId, asyncio.Future[TransferDone]] = {}
 
     def start(
-        self, source: Tier, target: Tier, source_slots: Slots, target_slots: Slots, ring_slots: Slots = ()
+        self,
+        source: Tier,
+        target: Tier,
+        source_slots: Slots,
+        target_slots: Slots,
+        ring_slots: Slots = (),
+        **chain: Any,
     ) -> TransferId:
         transfer = TransferId(next(self._ids))
         self._waiters[transfer] = asyncio.get_running_loop().create_future()
-        keys = (None,) * len(source_slots)
-        action = StartTransfer(transfer, source, target, source_slots, target_slots, keys, 1e9, ring_slots)
+        chain = {"keys": (None,) * len(source_slots)} | chain
+        action = StartTransfer(
+            transfer, source, target, source_slots, target_slots, deadline=1e9, ring_slots=ring_slots, **chain
+        )
         self.transfers.start(action, self._on_done)
         return transfer
 
@@ -126,6 +134,34 @@ async def test_where_dram_has_no_room_a_run_passes_through_the_ring_and_touches_
         assert (await it.copy(Tier.NVME, Tier.HBM, (9, 2), (7, 8), ring_slots=(0, 1))).good == 2
         assert it.in_hbm((7, 8)) == written
         assert contents(it.slab, tuple(range(NUM_SLOTS))) == asleep
+
+
+class Noting(Wrapped):
+    """Keeps the runs of copies in."""
+
+    def __init__(self, store: SlotStore) -> None:
+        super().__init__(store)
+        self.runs: list[Run] = []
+
+    def copy_in(self, run: Run) -> Landed:
+        self.runs.append(run)
+        return super().copy_in(run)
+
+
+async def test_a_store_is_told_where_in_its_chain_a_run_lies() -> None:
+    stores: list[Noting] = []
+
+    def noting(store: SlotStore) -> SlotStore:
+        stores.append(Noting(store))
+        return stores[-1]
+
+    async with rig(noting) as it:
+        chain: dict[str, Any] = {"keys": (BlockKey(b"c" * 16), BlockKey(b"d" * 16)), "parent": BlockKey(b"b" * 16)}
+        chain["first_block"] = 2
+        await it.end_of(it.start(Tier.DRAM, Tier.NVME, (0, 1), (4, 5), **chain))
+        await it.end_of(it.start(Tier.HBM, Tier.NVME, (0, 1), (6, 7), ring_slots=(4, 5), **chain))
+        told = [{"keys": run.keys, "parent": run.parent, "first_block": run.first_block} for run in stores[1].runs]
+        assert told == [chain, chain]
 
 
 class Short(Wrapped):
