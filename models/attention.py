@@ -12,8 +12,8 @@ the machine's matmul is invariant to the number of rows (models/exactness.py che
    head_dim], plain matmul;
 2. keys padded to a multiple of 64 and masked with -inf. Softmax runs over the padded row: its
    lanes see the same numbers in the same order, and trailing zeros add nothing;
-3. P @ V is summed in tiles of 256 keys, in fp32, in order, since a matmul's blocking over its
-   inner dimension depends on the number of keys;
+3. P @ V is summed in tiles of 256 keys, in fp32, in order (groups of 16 tiles, then the groups),
+   since a matmul's blocking over its inner dimension depends on the number of keys;
 4. no matmul sees a single row (the runner pads a step of one token to two; a query of one row
    is doubled here).
 """
@@ -39,6 +39,10 @@ PAD_TOKENS = 64
 
 QUERY_TILE_TOKENS = 128
 """Prefill queries are attended this many at a time, so that a tile of scores stays in cache."""
+
+SUMMED_TILES = 16
+"""Tiles are summed in groups of this many: so many addends `torch.sum` takes one after the other (its cascade begins
+beyond), and one call costs a twentieth of sixteen additions."""
 
 BATCHED_ROWS_MAX = 64
 """Up to this many query rows all key tiles go through one batched matmul; beyond, one after the other."""
@@ -255,7 +259,7 @@ class PagedCache:
 
     def _times_values(self, probabilities: Tensor, values: Tensor) -> Tensor:
         if self._exact:
-            return _tiles_times_values(probabilities, values).to(values.dtype)
+            return tiles_times_values(probabilities, values).to(values.dtype)
         return torch.bmm(probabilities, values)
 
     def _mask(
@@ -322,22 +326,27 @@ def _softmax(scores: Tensor, sinks: Tensor | None, out: Tensor) -> None:
     out.copy_(torch.softmax(torch.cat((column, scores), -1), -1)[..., TILE_TOKENS:])
 
 
-def _tiles_times_values(probabilities: Tensor, values: Tensor) -> Tensor:
+def tiles_times_values(probabilities: Tensor, values: Tensor) -> Tensor:
     """P @ V in fp32, tile by tile in order: [heads, rows, keys] x [heads, keys, head_dim]."""
     heads, rows, keys = probabilities.shape
+    tiles = -(-keys // TILE_TOKENS)
+    batched = keys // TILE_TOKENS if rows <= BATCHED_ROWS_MAX and keys >= 2 * TILE_TOKENS else 0
+    if batched:
+        cut = batched * TILE_TOKENS
+        p = probabilities[..., :cut].view(heads, rows, batched, TILE_TOKENS).transpose(1, 2)
+        parts = torch.matmul(p, values[:, :cut].reshape(heads, batched, TILE_TOKENS, -1))
     total = torch.zeros((heads, rows, values.shape[-1]), dtype=torch.float32, device=values.device)
-    batched = 0  # keys already taken
-    if rows <= BATCHED_ROWS_MAX and keys >= 2 * TILE_TOKENS:
-        tiles = keys // TILE_TOKENS
-        batched = tiles * TILE_TOKENS
-        p = probabilities[..., :batched].view(heads, rows, tiles, TILE_TOKENS).transpose(1, 2)
-        v = values[:, :batched].reshape(heads, tiles, TILE_TOKENS, -1)
-        parts = torch.matmul(p, v)
-        for tile in range(tiles):
-            total += parts[:, tile]
-    for start in range(batched, keys, TILE_TOKENS):
-        part = slice(start, start + TILE_TOKENS)
-        total += torch.bmm(probabilities[..., part], values[:, part])
+    for first in range(0, tiles, SUMMED_TILES):
+        end = min(first + SUMMED_TILES, tiles)
+        known = min(end, batched)
+        if known > first:
+            group = parts[:, first:known].sum(1, dtype=torch.float32)
+        else:
+            group, known = torch.zeros_like(total), first
+        for tile in range(known, end):
+            part = slice(tile * TILE_TOKENS, min((tile + 1) * TILE_TOKENS, keys))
+            group += torch.bmm(probabilities[..., part], values[:, part])
+        total += group
     return total
 
 

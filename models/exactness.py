@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PROMPT_TOKENS = 2 * TILE_TOKENS + 90
 """Three tiles, the last one partial, as in any conversation."""
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Raise when attention.py computes anything differently: verdicts of older code are then forgotten."""
 
 
