@@ -233,6 +233,7 @@ async def test_loads_overtake_copies_down() -> None:
         first, second = (it.start(Tier.HBM, Tier.DRAM, (slot,), (slot,)) for slot in (0, 1))
         await reached(gate, 1)
         load = it.start(Tier.DRAM, Tier.HBM, (5,), (5,))
+        await asyncio.sleep(0)  # one turn of the loop, in which it is queued
         gate.let_pass(3)
         await it.end_of(second)
         assert [done.transfer for done in it.ended] == [first, load, second]
