@@ -84,7 +84,7 @@ class Transfers:
         return f"<Transfers {len(self._flights)} under way>"
 
     def start(self, action: StartTransfer, done: Callable[[TransferDone], None]) -> None:
-        """Carry out `action`, queued with the loop's next turn; `done` is called there once nothing touches its slots."""
+        """Carry out `action`, queued with the loop's next turn; there `done` comes, once nothing touches its slots."""
         assert not self._is_closing
         assert action.transfer not in self._flights
         is_load = action.target < action.source
