@@ -171,7 +171,7 @@ class NvmeDirectory:
     @property
     def bytes_held(self) -> int:
         """Of all slabs, those set aside among them."""
-        return sum(_size(slab) for path in self._places() for slab in _slabs_below(path))
+        return sum(map(_bytes_below, self._places()))
 
     def remove(self, folder: ModelFolder) -> bool:
         """Remove a folder that is not in use, with all its blocks; False if something of it could not be."""
@@ -191,14 +191,17 @@ class NvmeDirectory:
                 return False
 
     def _make_room(self, size: int) -> bool:
-        victims = iter([path for path in self._places() if path not in self._in_use])
-        while not self._fits(size):
-            victim = next(victims, None)
-            if victim is None:
-                return False
+        if self._fits(size):
+            return True
+        victims = [path for path in self._places() if path not in self._in_use]
+        if not self._fits(size - sum(map(_bytes_below, victims))):
+            return False  # and so nothing is removed in vain: the disk is full of what is not ours
+        for victim in victims:
             log.info("removing %s: what it holds was longest unused, and room is needed", victim)
             self._remove(victim)
-        return True
+            if self._fits(size):
+                return True
+        return False
 
     def _fits(self, size: int) -> bool:
         if self.quota_bytes is not None and self.bytes_held + size > self.quota_bytes:
@@ -339,6 +342,10 @@ def _slabs_below(path: Path) -> Iterator[Path]:
     if _SET_ASIDE.fullmatch(path.name):
         for folder in _entries(path):
             yield from _segments(folder / _SLABS)
+
+
+def _bytes_below(path: Path) -> int:
+    return sum(map(_size, _slabs_below(path)))
 
 
 def _size(path: Path) -> int:

@@ -73,8 +73,8 @@ def stride_bytes(slot_bytes: int) -> int:
 class NvmeStore:
     """`num_slots` slots for blocks of `block_tokens` tokens, in files under `folder`; takes and gives any thread.
 
-    `make_room(bytes)` is asked before a file grows by so much, and may say no. On the threads of copies it is called,
-    too, so it may block.
+    `make_room(bytes)` is asked before a file grows by so much, and may say no (kvstore.nvme_dir). It may block: it is
+    called on the threads of copies.
     """
 
     def __init__(
@@ -110,6 +110,7 @@ class NvmeStore:
             make_folder=folder.make,
             segment_bytes=segment_bytes,
         )
+        self._make_room = make_room
         self._pages = _Pages()
         self._counting = threading.Lock()
         self._told: dict[str, int | None] = {}  # errno by what failed with it since it last went well
@@ -136,6 +137,7 @@ class NvmeStore:
         try:
             self._folder.make()
             self._segments.adopt()
+            self._make_room(0)  # a smaller quota may be over already; who gives way is not for us to say
             self.io = self._found_mode()
         except OSError as exc:
             raise SettingInvalid(DIR_FLAG, f"{self._folder.path} cannot be used: {exc}") from exc

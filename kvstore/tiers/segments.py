@@ -55,8 +55,8 @@ class _Handle:
 class Segments:
     """`num_slots` slots of `stride` bytes in files under `slabs`.
 
-    `flags` are added when a file is opened. `make_room` is asked for the bytes of every file before it is made, and
-    `make_folder` makes `slabs` where it is missing.
+    `flags` are added when a file is opened. `make_room` is asked for the bytes of every file before it is made, and for
+    none before one that took the place of a deleted one is written; `make_folder` makes `slabs` where it is missing.
     """
 
     def __init__(
@@ -203,10 +203,9 @@ class Segments:
     def _make(self, segment: int) -> None:
         """Make the file, or make it as long as it should be. The caller has `_making`."""
         path, size = self._path(segment), self._size(segment)
-        self._make_folder()
         former = os.path.getsize(path) if os.path.exists(path) else 0
-        if not self._make_room(size - former):
-            raise OSError(errno.EDQUOT, "neither the quota nor the disk's free space has room for another segment")
+        self._ask_for(size - former)
+        self._make_folder()
         fd = self._files.open(path, os.O_RDWR | os.O_CREAT | self.flags)
         try:
             self._files.resize(fd, size)
@@ -220,6 +219,10 @@ class Segments:
         with self._lock:
             self._sizes[segment] = size
 
+    def _ask_for(self, size: int) -> None:
+        if not self._make_room(size):
+            raise OSError(errno.EDQUOT, "neither the quota nor the disk's free space has room for blocks")
+
     # --- open files ---------------------------------------------------------------------------
 
     def _take_live(self, segment: int, *, writable: bool) -> tuple[_Handle, os.stat_result]:
@@ -230,6 +233,8 @@ class Segments:
             if status.st_nlink:
                 return handle, status
             self._drop(segment, handle)  # deleted: what we write there nobody would find
+            if writable:
+                self._ask_for(0)  # what has its name now may be another server's
 
     def _status(self, handle: _Handle) -> os.stat_result:
         try:

@@ -10,7 +10,9 @@ import shutil
 import stat
 import struct
 import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -19,6 +21,7 @@ import pytest
 from kvstore.codec import FORMAT_VERSION, HEADER_BYTES, SlotHeader, model_mark, unpack
 from kvstore.errors import SettingInvalid
 from kvstore.events import TransferEnd
+from kvstore.nvme_dir import NvmeDirectory
 from kvstore.tiers.base import Landed, Run
 from kvstore.tiers.file_io import OsFileIO, libc_fallocate
 from kvstore.tiers.nvme import FoundBlock, NvmeStore
@@ -40,7 +43,6 @@ from tests.kvstore.stores import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from kvstore.nvme_dir import ModelFolder
     from kvstore.tiers.dram import DramSlab
@@ -317,6 +319,27 @@ def test_a_directory_that_is_deleted_fails_every_read_until_a_write_makes_it_ane
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
 
 
+def test_a_directory_that_another_server_took_after_it_was_deleted_is_not_written(
+    tmp_path: Path, host: DramSlab
+) -> None:
+    ours, theirs = (NvmeDirectory(tmp_path / "nvme", keep_free_share=0.0) for _ in range(2))
+    ours.open()
+    folder = ours.folder("tiny", b"m" * 16)
+    store = nvme_store(folder, 4, make_room=ours.make_room)
+    store.copy_in(chain_run((0,), host, (0,)))
+    shutil.rmtree(ours.root)
+    theirs.open()
+    other = nvme_store(theirs.folder("tiny", b"m" * 16), 4, make_room=theirs.make_room)
+    other.copy_in(chain_run((0,), host, (0,), chain=2))
+    assert store.copy_in(chain_run((0,), host, (0,))) == Landed(0, TransferEnd.FAILED)
+    assert other.copy_out(chain_run((0,), host, (1,), chain=2)) == Landed(1)
+    other.close()
+    theirs.close()
+    assert store.copy_in(chain_run((0,), host, (0,))) == Landed(1)
+    store.close()
+    ours.close()
+
+
 def test_whether_the_folder_can_be_used_is_told_by_trying(
     store: NvmeStore, folder: ModelFolder, files: FaultyFiles
 ) -> None:
@@ -417,11 +440,11 @@ def test_where_there_is_no_room_nothing_is_made_and_what_is_there_serves_on(
 
     def make_room(size: int) -> bool:
         asked.append(size)
-        return len(asked) < 2
+        return len(asked) < 3
 
     store = nvme_store(folder, NUM_SLOTS, make_room=make_room, **SMALL)
     assert store.copy_in(chain_run((2, 3, 4, 5), host, (0, 1, 2, 3))) == Landed(2, TransferEnd.FAILED)
-    assert asked == [4 * STRIDE, 4 * STRIDE]
+    assert asked == [0, 4 * STRIDE, 4 * STRIDE]
     assert segments(folder) == {"0000.kv": 4 * STRIDE}
     assert store.copy_out(chain_run((2, 3), host, (4, 5))) == Landed(2)
     assert store.copy_in(chain_run((0,), host, (0,))) == Landed(1)
@@ -493,6 +516,61 @@ def test_making_a_file_that_hangs_holds_up_no_reader(store: NvmeStore, files: Fa
     files.release()
     thread.join(30.0)
     assert store.copy_out(chain_run((4,), host, (1,))) == Landed(1)
+
+
+# --- a process that is killed -------------------------------------------------------------
+
+WRITER = """
+import os, pathlib, sys, threading
+from kvstore.nvme_dir import ModelFolder
+from kvstore.tiers.base import Run
+from kvstore.tiers.dram import DramSlab
+from kvstore.tiers.nvme import NvmeStore
+
+folder = ModelFolder(pathlib.Path(sys.argv[1]), "tiny", bytes.fromhex(sys.argv[2]))
+store = NvmeStore(folder, 16, 8192, block_tokens=4, make_room=lambda size: True)
+store.open()
+
+def write(thread):
+    # Four slots of its own, again and again; what lies in a block follows from its name.
+    host, slots = DramSlab(4, 8192), tuple(range(4 * thread, 4 * thread + 4))
+    host.open()
+    for number in range(10**9):
+        names = [100 * number + slot for slot in slots]
+        keys = tuple(name.to_bytes(16, "little") for name in names)
+        for place, name in enumerate(names):
+            host.view(place)[:] = bytes([name % 251]) * host.slot_bytes
+        store.copy_in(Run(slots, host, (0, 1, 2, 3), keys))
+        os.write(1, b"wrote\\n")
+
+for thread in range(4):
+    threading.Thread(target=write, args=(thread,)).start()
+"""
+
+
+def test_what_a_killed_process_wrote_is_whole_or_a_miss(folder: ModelFolder, host: DramSlab) -> None:
+    root = Path(__file__).parents[2]
+    for after in (1, 7, 40):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, folder.path, folder.model_key.hex()],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=root,
+        ) as process:
+            assert process.stdout is not None
+            for _ in range(after):
+                assert process.stdout.readline() == "wrote\n"
+            process.kill()
+        store = nvme_store(folder, 16)
+        found = list(store.scan())
+        assert len(found) >= 4
+        for block in found:
+            landed = store.copy_out(Run((block.slot,), host, (0,), (block.key,)))
+            assert landed.reason is store.verify(block.slot, block.key)
+            name = int.from_bytes(block.key, "little")
+            if landed.good:
+                assert contents(host, (0,)) == [bytes([name % 251]) * SLOT_BYTES]
+        store.close()
 
 
 # --- real disks that are full -------------------------------------------------------------
@@ -668,7 +746,7 @@ def test_a_smaller_capacity_cuts_off_what_lies_beyond_it_and_a_larger_one_grows_
     larger = nvme_store(folder, 12, make_room=make_room, **SMALL)
     assert larger.slots_made == 6
     assert larger.copy_in(chain_run((7,), host, (0,), chain=2)) == Landed(1)
-    assert asked == [2 * STRIDE]
+    assert asked == [0, 2 * STRIDE], "what an earlier run left may be over the quota by now"
     assert [found.slot for found in larger.scan()] == [0, 1, 2, 3, 4, 5, 7]
     larger.close()
 

@@ -276,6 +276,17 @@ def test_a_share_of_the_disk_stays_free(root: Path) -> None:
     directory.close()
 
 
+def test_nothing_is_removed_where_even_that_would_not_make_room(root: Path) -> None:
+    folders = earlier_run(root, MIB, MIB)
+    directory = NvmeDirectory(root, quota_bytes=4 * MIB, keep_free_share=0.0)
+    directory.open()
+    assert not directory.make_room(4 * MIB + 1)
+    assert directory.folders() == folders
+    assert directory.make_room(4 * MIB)
+    assert directory.folders() == []
+    directory.close()
+
+
 def test_foreign_files_are_neither_counted_nor_removed(root: Path) -> None:
     first, second = earlier_run(root, MIB, MIB)
     theirs = {
