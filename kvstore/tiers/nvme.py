@@ -331,7 +331,7 @@ class NvmeStore:
         failed: list[int] = []
         for segment, places in by_segment.items():
             try:
-                with self._segments.reading(segment) as fd:
+                with self._segments.reading(segment, writable=True) as fd:
                     for _, offset in places:
                         self._files.zero(fd, offset, self._stride)
                     self._files.sync(fd)

@@ -127,8 +127,8 @@ class Segments:
             self._sizes[segment] = min(size, most)
 
     @contextmanager
-    def reading(self, segment: int) -> Iterator[int]:
-        """The file's descriptor, open as long as the block lasts.
+    def reading(self, segment: int, *, writable: bool = False) -> Iterator[int]:
+        """The file's descriptor, open as long as the block lasts; `writable` to change what is there, too.
 
         Raises:
             SegmentGone: there is no such file, or no longer.
@@ -137,7 +137,7 @@ class Segments:
         if segment not in self._sizes:
             raise SegmentGone(segment)
         try:
-            handle, status = self._take_live(segment, writable=False)
+            handle, status = self._take_live(segment, writable=writable)
         except FileNotFoundError as exc:
             if not self._slabs.is_dir():
                 raise

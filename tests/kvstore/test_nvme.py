@@ -427,7 +427,9 @@ def test_a_file_system_that_became_read_only_is_still_read(
     files.errors = {"open for writing": errno.EROFS, "write": errno.EROFS}
     assert store.copy_out(chain_run((0,), host, (1,))) == Landed(1)
     assert store.copy_in(chain_run((1,), host, (1,))) == Landed(0, TransferEnd.FAILED)
+    assert store.erase((0,)) == (0,)
     files.errors = {}
+    assert store.erase((0,)) == ()
     assert store.copy_in(chain_run((1,), host, (1,))) == Landed(1)
     store.close()
     assert files.open_files == set()
