@@ -210,6 +210,26 @@ def tiers(
     _finish(report, json_file)
 
 
+@cli.command()
+def nvme(
+    path: Annotated[Path, typer.Option(metavar="DIR", help="On the disk to measure; nothing stays there.")] = Path(),
+    blocks: Annotated[int, typer.Option(min=1, help="Of the embedded model, 32 tokens each.")] = 128,
+    io_threads: Annotated[int, typer.Option(min=1, help="That read and write.")] = 4,
+    repeats: Repeats = 5,
+    calibrate: Calibrate = True,
+    json_file: Json = None,
+) -> None:
+    """Blocks to files and back, direct and through the page cache, beside fio where it is installed."""
+    from bench import nvme as disk
+
+    plan = disk.NvmePlan(blocks=blocks, threads=io_threads, rounds=repeats)
+    report = _begin("nvme", calibrate)
+    with _progress("nvme", plan.num_rounds) as done:
+        samples = disk.measure(plan, path.resolve(), done)
+    report.add(disk.part(samples), disk.table(samples))
+    _finish(report, json_file)
+
+
 def _chat_plan(
     contexts: str, streams: str, repeats: int, tokens: int, stream_prompt_tokens: int, seed: int | None
 ) -> ChatPlan:

@@ -1,23 +1,25 @@
 """Performs transfers between tiers, on threads of their own; decides nothing.
 
     loop      start() --> queue of the lower tier's threads      cancel(): withdrawn from there, or told
-    thread    copy, block by block
+    thread    copy, piece by piece
     loop      done(TransferDone), once per start, never from within start or cancel
 
-A copy between HBM and NVMe is two, through the slab's ring. What goes wrong is never an exception here: a transfer
-that could not copy says so in its TransferDone, and somebody computes again.
+aiofiles' `wrap` carries whole runs there and back: one hop per run, not one per call to the disk, since each hop takes
+the interpreter's lock from the engine. A copy between HBM and NVMe is two, through the slab's ring. What goes wrong is
+never an exception here: a transfer that could not copy says so in its TransferDone, and somebody computes again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from aiofiles.os import wrap
 
 from kvstore.events import StartTransfer, TransferDone, TransferEnd
 from kvstore.tiers.base import Landed, Run
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from kvstore.tiers.base import SlotStore
     from kvstore.tiers.dram import DramSlab
     from kvstore.types import TransferId
-    from kvstore.workers import Workers
+    from kvstore.workers import Place, Workers
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +50,11 @@ class Traffic:
 class _Flight:
     """One transfer between its start and its end."""
 
-    def __init__(self, action: StartTransfer, done: Callable[[TransferDone], None]) -> None:
+    def __init__(self, action: StartTransfer, done: Callable[[TransferDone], None], place: Place) -> None:
         self.action = action
         self.done = done
+        self.place = place
         self.cancelled = threading.Event()
-        self.job: Callable[[], None] | None = None
 
 
 class Transfers:
@@ -69,6 +71,7 @@ class Transfers:
         self._workers = workers
         self._loop = asyncio.get_running_loop()
         self._flights: dict[TransferId, _Flight] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._none_left = asyncio.Event()
         self._none_left.set()
         self._is_closing = False
@@ -81,25 +84,24 @@ class Transfers:
         return f"<Transfers {len(self._flights)} under way>"
 
     def start(self, action: StartTransfer, done: Callable[[TransferDone], None]) -> None:
-        """Carry out `action`; `done` is called on the event loop once nothing touches its slots any more."""
+        """Carry out `action`, queued with the loop's next turn; there `done` comes, once nothing touches its slots."""
         assert not self._is_closing
         assert action.transfer not in self._flights
-        flight = _Flight(action, done)
-        flight.job = lambda: self._carry_out(flight)
+        is_load = action.target < action.source
+        workers = self._workers[max(action.source, action.target)]
+        flight = _Flight(action, done, workers.place(urgent=is_load))
         self._flights[action.transfer] = flight
         self._none_left.clear()
-        is_load = action.target < action.source
-        self._workers_of(action).submit(flight.job, urgent=is_load)
+        task = self._loop.create_task(self._perform(flight))
+        self._tasks.add(task)
+        task.add_done_callback(self._settled)
 
     def cancel(self, transfer: TransferId) -> None:
-        """End `transfer` between two blocks, or before the first; one that has ended is left alone."""
+        """End `transfer` between two pieces, or before the first; one that has ended is left alone."""
         flight = self._flights.get(transfer)
-        if flight is None:
-            return
-        flight.cancelled.set()
-        assert flight.job is not None
-        if self._workers_of(flight.action).withdraw(flight.job):
-            self._loop.call_soon(self._ended, flight, Landed(0, TransferEnd.CANCELLED), 0.0)
+        if flight is not None:
+            flight.cancelled.set()
+            flight.place.withdraw((Landed(0, TransferEnd.CANCELLED), 0.0))
 
     async def close(self, seconds: float) -> bool:
         """Cancel what is under way and wait until it has ended; no more can be started.
@@ -121,12 +123,10 @@ class Transfers:
         joins = (asyncio.to_thread(workers.join, JOIN_SECONDS) for workers in self._workers.values())
         return all(await asyncio.gather(*joins))
 
-    def _workers_of(self, action: StartTransfer) -> Workers:
-        return self._workers[max(action.source, action.target)]
-
     # --- on a worker thread -------------------------------------------------------------------
 
-    def _carry_out(self, flight: _Flight) -> None:
+    def _carry_out(self, flight: _Flight) -> tuple[Landed, float]:
+        """Copy; how it ended, and the seconds that took."""
         started = time.perf_counter()
         landed = Landed(0, TransferEnd.FAILED)
         try:
@@ -134,10 +134,7 @@ class Transfers:
         except Exception:
             # The supervisor of copies: whatever a store raises becomes the event that the planner is owed.
             log.exception("transfer %d failed", flight.action.transfer)
-        seconds = time.perf_counter() - started
-        # A copy that outlived close() may find the loop gone, and with it everyone who waited.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._ended, flight, landed, seconds)
+        return landed, time.perf_counter() - started
 
     def _copy(self, action: StartTransfer, is_cancelled: Callable[[], bool]) -> Landed:
         source, target = action.source, action.target
@@ -157,6 +154,15 @@ class Transfers:
         return landed if landed.good < good else staged
 
     # --- on the event loop --------------------------------------------------------------------
+
+    async def _perform(self, flight: _Flight) -> None:
+        landed, seconds = await wrap(self._carry_out)(flight, executor=flight.place)
+        self._ended(flight, landed, seconds)
+
+    def _settled(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():  # else the loop ends, and with it everyone who waited
+            task.result()
 
     def _ended(self, flight: _Flight, landed: Landed, seconds: float) -> None:
         action = flight.action

@@ -25,7 +25,10 @@ ALLOWED = {
 }
 
 PURE = {
-    *(f"kvstore.{name}" for name in ("types", "errors", "events", "chain", "rows", "pool", "policy", "planner")),
+    *(
+        f"kvstore.{name}"
+        for name in ("types", "errors", "events", "chain", "codec", "rows", "pool", "policy", "planner")
+    ),
     *(
         f"kvstore.{name}"
         for name in ("sessions", "session", "history", "terms", "text_index", "former", "deadlines", "reuse")

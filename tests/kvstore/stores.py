@@ -6,22 +6,28 @@ import ctypes
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kvstore.events import TransferEnd
+from kvstore.nvme_dir import ModelFolder
 from kvstore.tiers.base import Landed, Run
 from kvstore.tiers.dram import DramSlab
+from kvstore.tiers.nvme import NvmeStore, stride_bytes
+from kvstore.types import BlockKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from random import Random
 
     from kvstore.tiers.base import HostMemory, SlotStore
     from kvstore.types import Tier
 
 SLOT_BYTES = 8192
+STRIDE = stride_bytes(SLOT_BYTES)
+BLOCK_TOKENS = 4
 
 
 @dataclass
@@ -39,6 +45,18 @@ class TorchArena:
 def slab(num_slots: int, *, num_ring: int = 0, slot_bytes: int = SLOT_BYTES) -> DramSlab:
     """An open slab."""
     made = DramSlab(num_slots, slot_bytes, num_ring=num_ring)
+    made.open()
+    return made
+
+
+def model_folder(path: Path, model_key: bytes = b"model key of 16.") -> ModelFolder:
+    return ModelFolder(path / f"tiny-{model_key.hex()[:12]}", "tiny", model_key)
+
+
+def nvme_store(folder: ModelFolder, num_slots: int, **more: Any) -> NvmeStore:
+    """An open store of slots of SLOT_BYTES."""
+    settings: dict[str, Any] = {"block_tokens": BLOCK_TOKENS, "make_room": lambda size: True, "io": "buffered"}
+    made = NvmeStore(folder, num_slots, SLOT_BYTES, **(settings | more))
     made.open()
     return made
 
@@ -66,6 +84,19 @@ def contents(host: HostMemory, slots: tuple[int, ...]) -> list[bytes]:
 
 def run(slots: tuple[int, ...], host: HostMemory, host_slots: tuple[int, ...]) -> Run:
     return Run(slots, host, host_slots, (None,) * len(slots))
+
+
+def key(name: int) -> BlockKey:
+    return BlockKey(name.to_bytes(16, "little"))
+
+
+def chain_run(
+    slots: tuple[int, ...], host: HostMemory, host_slots: tuple[int, ...], first_block: int = 0, chain: int = 1
+) -> Run:
+    """Blocks [first_block, first_block + len(slots)) of a chain; equal places of one chain have equal keys."""
+    names = [1000 * chain + first_block + place for place in range(len(slots))]
+    parent = key(names[0] - 1) if first_block else None
+    return Run(slots, host, host_slots, tuple(map(key, names)), parent=parent, first_block=first_block)
 
 
 class Wrapped:

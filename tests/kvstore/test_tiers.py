@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import resource
+import threading
 from typing import TYPE_CHECKING
 
 import psutil
@@ -18,12 +19,27 @@ from kvstore.tiers.dram import DramSlab
 from kvstore.tiers.hbm import hbm_store
 from kvstore.tiers.memory import CALL_BYTES, spans
 from kvstore.types import Tier
-from tests.kvstore.stores import SLOT_BYTES, TorchArena, contents, fill, pattern, run, slab
+from tests.kvstore.faulty_files import FaultyFiles
+from tests.kvstore.stores import (
+    SLOT_BYTES,
+    STRIDE,
+    TorchArena,
+    chain_run,
+    contents,
+    fill,
+    model_folder,
+    nvme_store,
+    pattern,
+    run,
+    slab,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from kvstore.tiers.base import SlotStore
+    from kvstore.tiers.nvme import NvmeStore
 
 Slots = tuple[int, ...]
 NUM_SLOTS = 12
@@ -66,6 +82,44 @@ class Contract:
         fill(host, tuple(range(NUM_SLOTS)), seed=1)
         assert store.copy_out(run(slots, host, targets)) == Landed(len(slots))
         assert contents(host, targets) == written
+
+    def test_keyed_blocks_come_back_under_their_keys_also_in_other_runs_than_they_came_in(
+        self, store: SlotStore, host: DramSlab
+    ) -> None:
+        written = fill(host, (0, 1, 2, 3, 4))
+        store.copy_in(chain_run((2, 3, 4), host, (0, 1, 2)))
+        store.copy_in(chain_run((9, 5), host, (3, 4), first_block=3))
+        assert store.copy_out(chain_run((3, 4, 9, 5), host, (8, 9, 10, 11), first_block=1)) == Landed(4)
+        assert contents(host, (8, 9, 10, 11)) == written[1:]
+
+    def test_a_slot_that_is_written_again_holds_the_new_block(self, store: SlotStore, host: DramSlab) -> None:
+        fill(host, (0,))
+        store.copy_in(chain_run((4,), host, (0,), chain=1))
+        (block,) = fill(host, (0,), seed=1)
+        store.copy_in(chain_run((4,), host, (0,), chain=2))
+        assert store.copy_out(chain_run((4,), host, (7,), chain=2)) == Landed(1)
+        assert contents(host, (7,)) == [block]
+
+    def test_copies_of_different_slots_do_not_meet_whatever_thread_makes_them(
+        self, store: SlotStore, host: DramSlab
+    ) -> None:
+        written = fill(host, (0, 1, 2, 3))
+        together, wrong = threading.Barrier(4), []
+
+        def back_and_forth(place: int) -> None:
+            together.wait(30.0)
+            for _ in range(25):
+                ends = [store.copy_in(run((3 * place,), host, (place,)))]
+                ends.append(store.copy_out(run((3 * place,), host, (4 + place,))))
+                if ends != [Landed(1)] * 2 or contents(host, (4 + place,)) != [written[place]]:
+                    wrong.append(place)
+
+        threads = [threading.Thread(target=back_and_forth, args=(place,)) for place in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60.0)
+        assert wrong == []
 
     def test_a_block_changes_no_other_slot(self, store: SlotStore, host: DramSlab) -> None:
         every = tuple(range(NUM_SLOTS))
@@ -256,6 +310,23 @@ class TestDramSlab(Contract):
         with pytest.raises(OSError, match=str(errno.EINVAL)):
             mmap.mmap(-1, 4096).madvise(-1)
         slab(1).close()
+
+
+@pytest.mark.parametrize("io", ["buffered", "direct"])
+@pytest.mark.parametrize("per_segment", [1, 5, 1000])
+class TestNvmeStore(Contract):
+    tier = Tier.NVME
+
+    @pytest.fixture
+    def store(self, tmp_path: Path, io: str, per_segment: int) -> Iterator[NvmeStore]:
+        folder, files = model_folder(tmp_path), FaultyFiles()
+        try:
+            made = nvme_store(folder, NUM_SLOTS, io=io, files=files, segment_bytes=per_segment * STRIDE)
+        except SettingInvalid as exc:
+            pytest.skip(str(exc))  # where temporary files lie, there is no direct IO
+        yield made
+        made.close()
+        assert files.open_files == set()
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import logging
 import threading
@@ -16,6 +17,7 @@ from kvstore.tiers.hbm import hbm_store
 from kvstore.transfer import Transfers
 from kvstore.types import BlockKey, Tier, TransferId
 from kvstore.workers import Workers
+from tests.kvstore.faulty_files import FaultyFiles
 from tests.kvstore.stores import (
     SLOT_BYTES,
     FaultyStore,
@@ -24,12 +26,15 @@ from tests.kvstore.stores import (
     Wrapped,
     contents,
     fill,
+    model_folder,
+    nvme_store,
     run,
     slab,
 )
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
     import pytest
 
@@ -233,6 +238,7 @@ async def test_loads_overtake_copies_down() -> None:
         first, second = (it.start(Tier.HBM, Tier.DRAM, (slot,), (slot,)) for slot in (0, 1))
         await reached(gate, 1)
         load = it.start(Tier.DRAM, Tier.HBM, (5,), (5,))
+        await asyncio.sleep(0)  # one turn of the loop, in which it is queued
         gate.let_pass(3)
         await it.end_of(second)
         assert [done.transfer for done in it.ended] == [first, load, second]
@@ -313,6 +319,65 @@ async def test_under_delays_failures_and_short_runs_everything_said_to_be_sound_
             assert set(it.in_hbm(tuple(range(8 + up.good, 8 + down.good)))) <= {garbage}
     assert sum(store.num_faults for store in stores) > 20
     assert {done.reason for done in it.ended} == {TransferEnd.DONE, TransferEnd.FAILED}
+
+
+class FileRig(Rig):
+    """The same with files in place of memory for the lowest tier: two threads, one of which takes only loads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(lambda store: store, 1)
+        self.files = FaultyFiles()
+        self.nvme = nvme_store(model_folder(path), NUM_SLOTS, files=self.files, io="auto")
+        stores = {Tier.HBM: self.hbm, Tier.NVME: self.nvme}
+        workers = {Tier.DRAM: Workers("dram-copy", 1), Tier.NVME: Workers("nvme-io", 2, reserved=1)}
+        self.memory, self.transfers = self.transfers, Transfers(self.slab, stores, workers)
+
+
+@asynccontextmanager
+async def file_rig(path: Path) -> AsyncIterator[FileRig]:
+    it = FileRig(path)
+    try:
+        yield it
+    finally:
+        it.files.release()
+        assert await it.transfers.close(30.0)
+        assert await it.memory.close(30.0)
+        it.nvme.close()
+
+
+async def test_blocks_sleep_in_files_and_come_back_by_way_of_dram_and_of_the_ring(tmp_path: Path) -> None:
+    async with file_rig(tmp_path) as it:
+        written = it.fill_hbm((0, 1, 2))
+        await it.copy(Tier.HBM, Tier.DRAM, (0, 1, 2), (4, 5, 6))
+        assert (await it.copy(Tier.DRAM, Tier.NVME, (4, 5, 6), (8, 9, 20))).good == 3
+        assert (await it.copy(Tier.NVME, Tier.HBM, (8, 9, 20), (10, 11, 12), ring_slots=(0, 1, 2))).good == 3
+        assert it.in_hbm((10, 11, 12)) == written
+        assert (await it.copy(Tier.HBM, Tier.NVME, (11, 10), (0, 1), ring_slots=(4, 5))).good == 2
+        assert (await it.copy(Tier.NVME, Tier.DRAM, (0, 1), (30, 31))).good == 2
+        assert contents(it.slab, (30, 31)) == [written[1], written[0]]
+
+
+async def test_writes_that_hang_hold_up_no_load(tmp_path: Path) -> None:
+    async with file_rig(tmp_path) as it:
+        await it.copy(Tier.DRAM, Tier.NVME, (0, 1), (0, 1))
+        it.files.hang("write")
+        writes = [it.start(Tier.DRAM, Tier.NVME, (slot,), (slot,)) for slot in (2, 3, 4)]
+        await asyncio.to_thread(it.files.reached.acquire)
+        assert (await it.copy(Tier.NVME, Tier.DRAM, (0, 1), (8, 9))).good == 2
+        it.transfers.cancel(writes[1])
+        assert (await it.end_of(writes[1])).reason is TransferEnd.CANCELLED
+        it.files.release()
+        assert [(await it.end_of(writes[place])).good for place in (0, 2)] == [1, 1]
+
+
+async def test_a_disk_that_fails_ends_transfers_and_raises_nothing(tmp_path: Path) -> None:
+    async with file_rig(tmp_path) as it:
+        await it.copy(Tier.DRAM, Tier.NVME, (0, 1), (0, 1))
+        it.files.errors = {"read": errno.EIO, "write": errno.ENOSPC}
+        up = await it.copy(Tier.NVME, Tier.HBM, (0, 1), (0, 1), ring_slots=(0, 1))
+        assert (up.good, up.reason) == (0, TransferEnd.SLOT_BROKEN)
+        down = await it.copy(Tier.HBM, Tier.NVME, (0, 1), (2, 3), ring_slots=(4, 5))
+        assert (down.good, down.reason) == (0, TransferEnd.FAILED)
 
 
 @asynccontextmanager
