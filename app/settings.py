@@ -184,6 +184,9 @@ class Settings(BaseSettings):
     )
     max_transfers: Count = _field(8, Panel.LIMITS, "Copies under way in each direction between two tiers.", "N")
     max_hints: Count = _field(16, Panel.LIMITS, "Wakes asked for by hints that are under way together.", "N")
+    look_ahead_turns: Annotated[int, Field(ge=0)] = _field(
+        4, Panel.LIMITS, "First turns of the queue whose sleeping blocks are brought up before they are admitted.", "N"
+    )
     copy_threads: AutoCount = _field(
         "auto", Panel.LIMITS, "Threads that copy between HBM and DRAM; auto is 1, or 2 from 8 cores on.", "auto|N"
     )

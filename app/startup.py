@@ -222,6 +222,7 @@ def make_manager(settings: Settings, machinery: Machinery, engine: Engine, trans
         ring_slots=0,
         max_transfers=settings.max_transfers,
         max_hints=settings.max_hints,
+        look_ahead_turns=settings.look_ahead_turns,
         wake_deadline_seconds=settings.wake_deadline_seconds,
         demote_deadline_seconds=settings.demote_deadline_seconds,
         tier_backoff_seconds=settings.tier_backoff_seconds,

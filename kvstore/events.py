@@ -215,7 +215,8 @@ class GrantTurn:
     whose partial block was kept. `resumed` tells a suspended turn from a new one. `reused_blocks`
     counts the cached blocks by the deepest tier they were read from since a turn last used them,
     HBM first. `miss` says why blocks that were somewhere could not be used, if any. `wake_seconds`
-    passed between the admission and this grant.
+    passed between the admission and this grant. `woken_from_queue`: loads for it began while it waited
+    for admission, or when it was admitted after such a wait.
     """
 
     turn: TurnId
@@ -225,6 +226,7 @@ class GrantTurn:
     reused_blocks: tuple[int, int, int] = (0, 0, 0)
     miss: Miss | None = None
     wake_seconds: float = 0.0
+    woken_from_queue: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,7 +379,7 @@ class TierManager:
             return None
         if was_awake:
             return "hint"  # somebody had brought them before the turn arrived, and no turn has used them since
-        return "arrival" if wake is not None else "queue"
+        return "queue" if action.woken_from_queue else "arrival"
 
     def _on_refused(self, turn: _Turn, reason: str) -> None:
         self._forget(turn)
