@@ -74,6 +74,8 @@ class Admission:
             if may_admit:
                 self._admit(owed)
             has_news = may_admit and self._hints.advance()
+        if owed or (self._roster.queue and self._roster.has_room):
+            self._store.traffic.hurry()
         self._look_ahead.run(may_take=may_admit and not owed)
 
     def room(self, owed: int) -> int:

@@ -275,7 +275,7 @@ class StartTransfer:
 
     All slots are reserved until then. `keys` has None for a turn's private block. Between HBM and
     NVMe each block passes through its slot of `ring_slots`, which is empty otherwise. What has not
-    ended by `deadline` is not waited for.
+    ended by `deadline` is not waited for. Copies down may yield to whoever computes, until HurryTransfer.
     """
 
     transfer: TransferId
@@ -296,6 +296,13 @@ class CancelTransfer:
 
 
 @dataclass(frozen=True, slots=True)
+class HurryTransfer:
+    """Somebody waits for what `transfer`, a copy down, will free: it may no longer yield to anybody."""
+
+    transfer: TransferId
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerWake:
     """What became of the hint `wake`, as known now: WAKING is followed by one more answer.
 
@@ -308,4 +315,14 @@ class AnswerWake:
     origin: Tier
 
 
-Action = GrantTurn | GrantSlots | SuspendTurn | RefuseGrowth | RefuseTurn | StartTransfer | CancelTransfer | AnswerWake
+Action = (
+    GrantTurn
+    | GrantSlots
+    | SuspendTurn
+    | RefuseGrowth
+    | RefuseTurn
+    | StartTransfer
+    | CancelTransfer
+    | HurryTransfer
+    | AnswerWake
+)

@@ -28,6 +28,7 @@ from kvstore.events import (
     GrantSlots,
     GrantTurn,
     GrowWanted,
+    HurryTransfer,
     Refusal,
     RefuseGrowth,
     RefuseTurn,
@@ -66,6 +67,8 @@ class Mover(Protocol):
     def start(self, action: StartTransfer, done: Callable[[TransferDone], None]) -> None: ...
 
     def cancel(self, transfer: TransferId) -> None: ...
+
+    def hurry(self, transfer: TransferId) -> None: ...
 
 
 class _Turn:
@@ -328,6 +331,9 @@ class TierManager:
                 case CancelTransfer(transfer):
                     assert self._mover is not None
                     self._mover.cancel(transfer)
+                case HurryTransfer(transfer):
+                    assert self._mover is not None
+                    self._mover.hurry(transfer)
                 case AnswerWake():
                     self._on_wake_answered(action)
                 case _:

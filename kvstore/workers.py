@@ -7,10 +7,31 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
 Job = Callable[[], None]
+
+LONGEST_REST_SECONDS = 0.1
+"""After a job that took long, perhaps because its thread had to wait: deadlines are seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Yielding:
+    """How jobs that are not urgent leave others their cores and their memory's bandwidth.
+
+    While `is_busy`, asked on a worker thread, they take at most `share` of the time: each is followed by a rest.
+    """
+
+    share: float
+    is_busy: Callable[[], bool]
+
+    def rest_seconds(self, job_seconds: float) -> float:
+        """Until the next job that is not urgent, after one that took `job_seconds`."""
+        if not self.is_busy():
+            return 0.0
+        return min(job_seconds * (1.0 / self.share - 1.0), LONGEST_REST_SECONDS)
 
 
 class Workers:
@@ -19,10 +40,12 @@ class Workers:
     Daemon threads: one that hangs in a dead disk must not keep the process from ending.
     """
 
-    def __init__(self, name: str, count: int) -> None:
+    def __init__(self, name: str, count: int, yielding: Yielding | None = None) -> None:
         assert count > 0
         self._urgent: deque[Job] = deque()
         self._others: deque[Job] = deque()
+        self._yielding = yielding
+        self._rest_until = 0.0  # time.monotonic(): no job that is not urgent begins before
         self._is_closing = False
         self._changed = threading.Condition()
         self._threads = [threading.Thread(target=self._loop, name=f"{name}-{n}", daemon=True) for n in range(count)]
@@ -34,7 +57,15 @@ class Workers:
         with self._changed:
             assert not self._is_closing
             (self._urgent if urgent else self._others).append(job)
-            self._changed.notify()
+            self._changed.notify_all()
+
+    def hurry(self, job: Job) -> None:
+        """Make `job` urgent; one that a thread has begun is left alone."""
+        with self._changed:
+            if job in self._others:
+                self._others.remove(job)
+                self._urgent.append(job)
+                self._changed.notify_all()
 
     def withdraw(self, job: Job) -> bool:
         """Take back a job that no thread has begun; False if one has."""
@@ -59,17 +90,33 @@ class Workers:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _loop(self) -> None:
-        while (job := self._next()) is not None:
+        while (found := self._next()) is not None:
+            job, is_urgent = found
+            started = time.monotonic()
             try:
                 job()
             except Exception:
                 log.exception("a job on %s failed", threading.current_thread().name)
-            del job  # or the last one's buffers would live as long as the thread waits
+            if not is_urgent:
+                self._rest(started)
+            del job, found  # or the last one's buffers would live as long as the thread waits
 
-    def _next(self) -> Job | None:
+    def _next(self) -> tuple[Job, bool] | None:
+        """The next job, and whether it is urgent; None: there will be no other."""
         with self._changed:
-            while not (self._urgent or self._others or self._is_closing):
-                self._changed.wait()
-            if self._urgent:
-                return self._urgent.popleft()
-            return self._others.popleft() if self._others else None
+            while not self._urgent:
+                rest_seconds = self._rest_until - time.monotonic()
+                if self._others and (self._is_closing or rest_seconds <= 0.0):
+                    return self._others.popleft(), False
+                if self._is_closing:
+                    return None
+                self._changed.wait(rest_seconds if self._others else None)
+            return self._urgent.popleft(), True
+
+    def _rest(self, started: float) -> None:
+        if self._yielding is None:
+            return
+        now = time.monotonic()
+        until = now + self._yielding.rest_seconds(now - started)
+        with self._changed:
+            self._rest_until = max(self._rest_until, until)
