@@ -94,6 +94,7 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
     manager = make_manager(settings, machinery, engine, transfers)
     with ThreadPoolExecutor(TEXT_THREADS, "text") as text_threads:
         gateway = make_gateway(settings, machinery, manager, text_threads)
+        gateway.metrics.watch_transfers(transfers.traffic)
         engine.open()
         try:
             yield gateway
@@ -259,6 +260,7 @@ def make_gateway(
     metrics.watch_store(manager.snapshot)
     metrics.describe_model({"name": model.name, "device": str(model.device), "dtype": model.layout.dtype})
     book = SessionBook(max_sessions=settings.max_sessions, max_branches=settings.session_branches)
+    metrics.watch_sessions(book)
     return Gateway(
         settings=settings,
         names=ServedNames(model.name, settings.served_model_name),
