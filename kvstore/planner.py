@@ -167,6 +167,10 @@ class Planner:
         rows = map(self._blocks.rows.find, keys)
         return [tuple(pool.tier for pool in self._blocks.pools if row != NO_ROW and pool.is_valid(row)) for row in rows]
 
+    def are_falling_asleep(self, keys: Sequence[BlockKey]) -> bool:
+        """Is a SleepWanted for this chain still being carried out? Only an event or a deadline ends that."""
+        return self._branches.are_falling_asleep(keys)
+
     def __repr__(self) -> str:
         tiers = " ".join(f"{pool.tier.name} {pool.num_used}/{pool.capacity}" for pool in self._blocks.pools)
         turns = f"turns {len(self._roster.admitted)} active, {len(self._roster.queue)} waiting"
