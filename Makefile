@@ -28,8 +28,8 @@ test: $(stamp) model  ## the test suite
 gpu: $(stamp) model  ## the tests that need a CUDA device
 	$(py) -m pytest -m gpu $(ARGS)
 
-golden: $(stamp) model  ## the long exactness runs
-	$(py) -m pytest -m golden --timeout 0 $(ARGS)
+golden: $(stamp) model  ## the long exactness runs; ARGS="-k 'long and fp32 and fork'" is one leg
+	$(py) -m pytest -m golden --timeout 0 -v $(ARGS)
 
 clients: $(stamp) model  ## public clients against a real server
 	$(py) -m pytest -m clients $(ARGS)

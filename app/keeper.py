@@ -108,6 +108,7 @@ class Keeper:
             self._tell(turn.branch, turn.branch.tip, tail, is_final=turn.wishes.final)
         if recorded.tip is None:
             self._drop(blocks.beyond)
+        self._close(self.book.trim(turn.session))
         self._set_timer()
 
     def abandon(self, turn: OpenTurn, blocks: Written | None = None) -> None:
@@ -127,6 +128,7 @@ class Keeper:
             self._tell(branch, branch.tip, chain.beyond(chain.pack(keys), branch.keys))
         elif turn.terms.expire_seconds is not None:
             self._drop(keys)  # no branch will ever expire for it
+        self._close(self.book.trim(turn.session))
         self._set_timer()
 
     # --- sessions ---------------------------------------------------------------------------

@@ -6,7 +6,7 @@ come from closed sets, never from a request. The store's own counters are read a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
@@ -14,20 +14,37 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from app.report import reuse
+from app.report import reuse, woke_from
+from kvstore.former import Gone
 from kvstore.types import Tier
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from app.report import Figures, Standing
+    from kvstore.sessions import SessionBook
     from kvstore.snapshot import Snapshot
+    from kvstore.transfer import Traffic
 
 OUTCOMES = ("stop", "length", "cancelled", "failed", "queue_full", "context_too_long", "shutting_down")
 """How a turn that reached the store ended: an answer, no answer (`cancelled`: the client left), or a refusal."""
 
 # Seconds: a warm short turn on an accelerator takes tens of milliseconds, a cold long one on a CPU tens of seconds.
 LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60)
+
+# From a warm session of a few blocks on an accelerator to a long one from a disk on a busy machine.
+WAKE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+WAKE_TRIGGERS = ("hint", "arrival", "queue")
+LOWER_TIERS = (Tier.DRAM, Tier.NVME)
+
+GIVEN_HINTS = ("awake", "waking")
+DECLINED_HINTS = (
+    *("not_stored", "no_room", "cancelled", "rate_limited", "unknown_branch"),
+    *(gone.value for gone in Gone),
+)
+"""What hints were told: all that app.wakes can say, so that a new reason is an error and not a new series."""
+
+DIRECTIONS = tuple((source, target) for source in Tier for target in Tier if source is not target)
 STATES = ("free", "open", "filling", "valid", "quarantined")
 
 
@@ -60,6 +77,19 @@ class Metrics:
             "dormouse_first_token_seconds", "From arrival to the first token.", registry
         )
         self.turn_seconds = _histogram("dormouse_turn_seconds", "From arrival to the last token.", registry)
+        self.wake_seconds = Histogram(
+            "dormouse_wake_seconds",
+            "What turns waited for blocks that slept, by what set that off and the deepest tier they came from.",
+            ["trigger", "source"],
+            buckets=WAKE_BUCKETS,
+            registry=registry,
+        )
+        self.hints = Counter(
+            "dormouse_hints",
+            "Hints by whether they were given to the store, and by what they were told.",
+            ["outcome", "reason"],
+            registry=registry,
+        )
         self._show_zeroes(miss_reasons)
 
     def _show_zeroes(self, miss_reasons: Iterable[str]) -> None:
@@ -71,6 +101,13 @@ class Metrics:
             self.reused.labels(tier.name.lower())
         for reason in miss_reasons:
             self.misses.labels(reason)
+        for trigger in WAKE_TRIGGERS:
+            for tier in LOWER_TIERS:
+                self.wake_seconds.labels(trigger, tier.name.lower())
+        for reason in GIVEN_HINTS:
+            self.hints.labels("given", reason)
+        for reason in DECLINED_HINTS:
+            self.hints.labels("declined", reason)
 
     def count(self, outcome: str, standing: Standing, figures: Figures, seconds: float) -> None:
         """Count one turn that has ended; what was refused counts as an outcome and no more."""
@@ -88,9 +125,16 @@ class Metrics:
         if known.miss_reason is not None:
             self.misses.labels(known.miss_reason).inc()
         self.queue_seconds.observe(figures.queue_seconds)
+        if figures.wake_trigger is not None:
+            self.wake_seconds.labels(figures.wake_trigger, woke_from(figures.reused)).observe(figures.wake_seconds)
         if figures.first_token_at is not None:
             self.first_token_seconds.observe(figures.first_token_at)
         self.turn_seconds.observe(seconds)
+
+    def count_hint(self, reason: str) -> None:
+        """Count one hint that was answered with this status, or declined for this reason."""
+        assert reason in GIVEN_HINTS or reason in DECLINED_HINTS, reason
+        self.hints.labels("given" if reason in GIVEN_HINTS else "declined", reason).inc()
 
     def misses_by_reason(self) -> dict[str, int]:
         """Every reason, those that never came up included."""
@@ -108,6 +152,14 @@ class Metrics:
     def watch_store(self, snapshot: Callable[[], Snapshot]) -> None:
         """Include the store's counters in every scrape from now on."""
         self.registry.register(StoreCollector(snapshot))
+
+    def watch_sessions(self, book: SessionBook) -> None:
+        """Include what the book remembers in every scrape from now on."""
+        self.registry.register(SessionCollector(book))
+
+    def watch_transfers(self, traffic: Mapping[tuple[Tier, Tier], Traffic]) -> None:
+        """Include the copies between tiers, as counted in `traffic`, in every scrape from now on."""
+        self.registry.register(TransferCollector(traffic))
 
     def describe_model(self, labels: dict[str, str]) -> None:
         """A series that is always one and whose labels name what is served."""
@@ -152,7 +204,51 @@ class StoreCollector(Collector):
         totals = snapshot.totals
         yield CounterMetricFamily("dormouse_suspensions", "Turns suspended.", totals.turns_suspended)
         yield CounterMetricFamily("dormouse_blocks_published", "Blocks made reusable.", totals.published)
-        yield CounterMetricFamily("dormouse_blocks_evicted", "Blocks that gave way.", totals.evicted)
+        yield CounterMetricFamily("dormouse_blocks_evicted", "Last copies of blocks that gave way.", totals.evicted)
+        yield CounterMetricFamily(
+            "dormouse_blocks_released", "HBM copies that gave way and had another below.", totals.released
+        )
+        unsound = CounterMetricFamily(
+            "dormouse_transfers_unsound", "Copies between tiers that failed or came late.", labels=["kind", "reason"]
+        )
+        unsound.add_metric(["load", "failed"], totals.loads_failed)
+        unsound.add_metric(["load", "late"], totals.loads_late)
+        unsound.add_metric(["down", "failed"], totals.demotions_failed)
+        unsound.add_metric(["down", "late"], totals.demotions_late)
+        yield unsound
+
+
+class SessionCollector(Collector):
+    """Sessions and branches that are remembered now."""
+
+    def __init__(self, book: SessionBook) -> None:
+        self._book = book
+
+    def collect(self) -> Iterator[Metric]:
+        """The book keeps count, so a scrape costs the same however many there are."""
+        yield _gauge("dormouse_sessions", "Sessions remembered.", len(self._book))
+        yield _gauge("dormouse_branches", "Branches of all of them.", self._book.num_branches)
+
+
+class TransferCollector(Collector):
+    """Copies that have ended, by direction; every direction is there, whichever tiers are."""
+
+    def __init__(self, traffic: Mapping[tuple[Tier, Tier], Traffic]) -> None:
+        self._traffic = traffic
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["source", "target"]
+        runs = CounterMetricFamily("dormouse_transfers", "Runs of blocks copied between tiers.", labels=labels)
+        blocks = CounterMetricFamily("dormouse_transfer_blocks", "Blocks copied soundly.", labels=labels)
+        size = CounterMetricFamily("dormouse_transfer_bytes", "Bytes of those blocks.", labels=labels)
+        seconds = CounterMetricFamily("dormouse_transfer_seconds", "Time spent copying them.", labels=labels)
+        for source, target in DIRECTIONS:
+            seen, names = self._traffic.get((source, target)), [source.name.lower(), target.name.lower()]
+            runs.add_metric(names, seen.transfers if seen else 0)
+            blocks.add_metric(names, seen.blocks if seen else 0)
+            size.add_metric(names, seen.bytes if seen else 0)
+            seconds.add_metric(names, seen.seconds if seen else 0.0)
+        yield from (runs, blocks, size, seconds)
 
 
 class _Constant(Collector):

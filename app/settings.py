@@ -48,6 +48,7 @@ AutoCount = Literal["auto"] | Count
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Deadline = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
+AutoShare = Literal["auto"] | Share
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 
 
@@ -235,6 +236,15 @@ class Settings(BaseSettings):
         0.10, Panel.LIMITS, "Share of the disk that stays free: no new space is taken below it.", "SHARE"
     )
     nvme_threads: Count = _field(4, Panel.LIMITS, "Threads that read and write the disk.", "N")
+    look_ahead_turns: Annotated[int, Field(ge=0)] = _field(
+        4, Panel.LIMITS, "First turns of the queue whose sleeping blocks are brought up before they are admitted.", "N"
+    )
+    copy_share: AutoShare = _field(
+        "auto",
+        Panel.LIMITS,
+        "Share of its time that a thread copies down what nobody waits for, while turns run; auto is 0.02 on a CPU.",
+        "auto|SHARE",
+    )
     copy_threads: AutoCount = _field(
         "auto", Panel.LIMITS, "Threads that copy between HBM and DRAM; auto is 1, or 2 from 8 cores on.", "auto|N"
     )

@@ -36,7 +36,7 @@ from kvstore.tiers.dram import DramSlab
 from kvstore.tiers.hbm import hbm_store
 from kvstore.transfer import Transfers
 from kvstore.types import KVLayout, LayerKV, Tier
-from kvstore.workers import Workers
+from kvstore.workers import Workers, Yielding
 from models import exactness, loader
 from models.chat import ChatTemplate
 from models.engine import Engine
@@ -52,6 +52,10 @@ log = logging.getLogger("dormouse.startup")
 
 COPIES_END_SECONDS = 2.0
 """A copy of one run takes milliseconds; more means that it hangs, and its memory must stay mapped."""
+
+CPU_COPY_SHARE = 0.02
+"""A step shares cores and memory with copies there. Sessions are computed before they sleep, at a hundredth of the
+rate at which they are copied, so this is never what they wait for (docs/performance.md)."""
 
 TEXT_THREADS = 2
 """Templates hold the GIL and tokenizers do not: more threads would only wait for each other."""
@@ -86,10 +90,11 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
         loop.call_soon_threadsafe(manager.step_ended, report)
 
     engine = make_engine(settings, machinery, on_step)
-    transfers = make_transfers(settings, machinery, machinery.slab)
+    transfers = make_transfers(settings, machinery, machinery.slab, engine)
     manager = make_manager(settings, machinery, engine, transfers)
     with ThreadPoolExecutor(TEXT_THREADS, "text") as text_threads:
         gateway = make_gateway(settings, machinery, manager, text_threads)
+        gateway.metrics.watch_transfers(transfers.traffic)
         engine.open()
         try:
             yield gateway
@@ -191,14 +196,21 @@ def make_slab(slots: int, slot_bytes: int, device: torch.device, ring_slots: int
     return DramSlab(slots, slot_bytes, num_ring=ring_slots, pinning=CudaPinning())
 
 
-def make_transfers(settings: Settings, machinery: Machinery, slab: DramSlab) -> Transfers:
-    """Copies between the runner's arena and `slab`, which is open until they are closed; call it on the event loop."""
+def make_transfers(settings: Settings, machinery: Machinery, slab: DramSlab, engine: Engine) -> Transfers:
+    """Copies between the runner's arena and `slab`, which is open until they are closed; call it on the event loop.
+
+    Those that nobody waits for yield to `engine`.
+    """
     threads = settings.copy_threads
     if threads == "auto":
         # On few cores a second one would only take time from the step that computes: one reaches 6 GB/s on two.
         threads = 2 if (os.cpu_count() or 1) >= 8 else 1
     stores = {Tier.HBM: hbm_store(machinery.runner.arena, slab.slot_bytes)}
-    return Transfers(slab, stores, {Tier.DRAM: Workers("dram-copy", threads)})
+    share = settings.copy_share
+    if share == "auto":
+        share = CPU_COPY_SHARE if machinery.model.device.type == "cpu" else 1.0
+    yielding = Yielding(share, lambda: engine.is_busy)
+    return Transfers(slab, stores, {Tier.DRAM: Workers("dram-copy", threads, yielding)})
 
 
 def make_engine(settings: Settings, machinery: Machinery, on_step: object) -> Engine:
@@ -222,6 +234,7 @@ def make_manager(settings: Settings, machinery: Machinery, engine: Engine, trans
         ring_slots=0,
         max_transfers=settings.max_transfers,
         max_hints=settings.max_hints,
+        look_ahead_turns=settings.look_ahead_turns,
         wake_deadline_seconds=settings.wake_deadline_seconds,
         demote_deadline_seconds=settings.demote_deadline_seconds,
         tier_backoff_seconds=settings.tier_backoff_seconds,
@@ -247,6 +260,7 @@ def make_gateway(
     metrics.watch_store(manager.snapshot)
     metrics.describe_model({"name": model.name, "device": str(model.device), "dtype": model.layout.dtype})
     book = SessionBook(max_sessions=settings.max_sessions, max_branches=settings.session_branches)
+    metrics.watch_sessions(book)
     return Gateway(
         settings=settings,
         names=ServedNames(model.name, settings.served_model_name),

@@ -36,6 +36,12 @@ async def wake_session(gateway: Gateway, scope: str, session_id: str, body: Wake
     Raises:
         SessionUnknown: the id was never seen.
     """
+    status, answer = await _wake(gateway, scope, session_id, body)
+    gateway.metrics.count_hint(str(answer["reason"] or answer["status"]))
+    return status, answer
+
+
+async def _wake(gateway: Gateway, scope: str, session_id: str, body: WakeRequest) -> Answer:
     session = gateway.book.get(scope, session_id)
     if session is None:
         former = gateway.book.former(scope, session_id)

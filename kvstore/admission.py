@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvstore.config import PlannerConfig
     from kvstore.events import Action
     from kvstore.hints import Hints
+    from kvstore.lookahead import LookAhead
     from kvstore.roster import Roster
     from kvstore.store import Store
     from kvstore.tables import Tables
@@ -51,6 +52,7 @@ class Admission:
         roster: Roster,
         tables: Tables,
         hints: Hints,
+        look_ahead: LookAhead,
         emit: Callable[[Action], None],
     ) -> None:
         self._config = config
@@ -60,6 +62,7 @@ class Admission:
         self._roster = roster
         self._tables = tables
         self._hints = hints
+        self._look_ahead = look_ahead
         self._emit = emit
 
     def run(self) -> None:
@@ -71,6 +74,9 @@ class Admission:
             if may_admit:
                 self._admit(owed)
             has_news = may_admit and self._hints.advance()
+        if owed or (self._roster.queue and self._roster.has_room):
+            self._store.traffic.hurry()
+        self._look_ahead.run(may_take=may_admit and not owed)
 
     def room(self, owed: int) -> int:
         """Slots of HBM that are free or can be had by evicting, beyond those owed."""
@@ -219,6 +225,7 @@ class Admission:
             tail=self._fitting_tail(turn, rows),
         )
         turn.wake.begin()
+        turn.woken_from_queue = turn.woken_from_queue or (turn.has_waited and turn.wake.is_waiting)
         if turn.wake.tip != NO_ROW:
             self._blocks.cleaner.wake(turn.wake.tip)
         self._supply(turn, owed)

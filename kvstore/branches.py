@@ -70,6 +70,10 @@ class Branches:
                 self._sleeping[key] = store.blocks.rows.now
                 return
 
+    def are_falling_asleep(self, keys: Sequence[BlockKey]) -> bool:
+        """Will more of this chain leave HBM because it was put to sleep?"""
+        return any(key in self._sleeping for key in keys)
+
     def sweep(self) -> None:
         """Carry on with what is closing and falling asleep, as far as pins and transfers allow."""
         for key, since in list(self._closing.items()):

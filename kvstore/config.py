@@ -26,6 +26,7 @@ class PlannerConfig:
     ring_slots: int = 8
     max_transfers: int = 8  # each direction between two tiers
     max_hints: int = 16
+    look_ahead_turns: int = 4  # of the queue, whose blocks are brought up before they are admitted
     wake_deadline_seconds: float = 2.0
     demote_deadline_seconds: float = 2.0
     tier_backoff_seconds: float = 5.0
@@ -44,6 +45,7 @@ class PlannerConfig:
         assert self.max_running > 0
         assert self.max_queue >= 0
         assert self.output_slice_tokens > 0
+        assert self.look_ahead_turns >= 0
         assert 0.0 < self.hbm_low < self.hbm_high <= 1.0
         assert 0.0 < self.dram_low < self.dram_high <= 1.0
 

@@ -217,7 +217,8 @@ class GrantTurn:
     whose partial block was kept. `resumed` tells a suspended turn from a new one. `reused_blocks`
     counts the cached blocks by the deepest tier they were read from since a turn last used them,
     HBM first. `miss` says why blocks that were somewhere could not be used, if any. `wake_seconds`
-    passed between the admission and this grant.
+    passed between the admission and this grant. `woken_from_queue`: loads for it began while it waited
+    for admission, or when it was admitted after such a wait.
     """
 
     turn: TurnId
@@ -227,6 +228,7 @@ class GrantTurn:
     reused_blocks: tuple[int, int, int] = (0, 0, 0)
     miss: Miss | None = None
     wake_seconds: float = 0.0
+    woken_from_queue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +277,7 @@ class StartTransfer:
 
     All slots are reserved until then. `keys` has None for a turn's private block. Between HBM and
     NVMe each block passes through its slot of `ring_slots`, which is empty otherwise. What has not
-    ended by `deadline` is not waited for.
+    ended by `deadline` is not waited for. Copies down may yield to whoever computes, until HurryTransfer.
 
     The parent of every block but the first is the block before it; that of the first is `parent`, None where a
     chain begins. `first_block` is how many blocks its chain has before it. Both say nothing of private blocks.
@@ -301,6 +303,13 @@ class CancelTransfer:
 
 
 @dataclass(frozen=True, slots=True)
+class HurryTransfer:
+    """Somebody waits for what `transfer`, a copy down, will free: it may no longer yield to anybody."""
+
+    transfer: TransferId
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerWake:
     """What became of the hint `wake`, as known now: WAKING is followed by one more answer.
 
@@ -313,4 +322,14 @@ class AnswerWake:
     origin: Tier
 
 
-Action = GrantTurn | GrantSlots | SuspendTurn | RefuseGrowth | RefuseTurn | StartTransfer | CancelTransfer | AnswerWake
+Action = (
+    GrantTurn
+    | GrantSlots
+    | SuspendTurn
+    | RefuseGrowth
+    | RefuseTurn
+    | StartTransfer
+    | CancelTransfer
+    | HurryTransfer
+    | AnswerWake
+)

@@ -28,6 +28,7 @@ from kvstore.events import (
     GrantSlots,
     GrantTurn,
     GrowWanted,
+    HurryTransfer,
     Refusal,
     RefuseGrowth,
     RefuseTurn,
@@ -66,6 +67,8 @@ class Mover(Protocol):
     def start(self, action: StartTransfer, done: Callable[[TransferDone], None]) -> None: ...
 
     def cancel(self, transfer: TransferId) -> None: ...
+
+    def hurry(self, transfer: TransferId) -> None: ...
 
 
 class _Turn:
@@ -134,7 +137,8 @@ class TierManager:
         self._wakes: dict[WakeId, PendingWake] = {}
         self._wake_ids = itertools.count(1)
         self._found_awake: dict[WakeId, None] = {}  # wakes that had nothing left to bring, oldest first
-        self._moved = asyncio.Event()  # set and replaced whenever a transfer ends
+        self._decided = asyncio.Event()  # set and replaced after every event while somebody waits for it
+        self._num_sleepers = 0
         self._turns: dict[TurnId, _Turn] = {}
         self._ids = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
@@ -209,10 +213,17 @@ class TierManager:
         return pending
 
     async def sleep(self, keys: Sequence[BlockKey]) -> int:
-        """Move the chain of `keys` out of HBM as far as nobody needs it there; tokens that are only below then."""
+        """Move the chain of `keys` out of HBM as far as nobody needs it there; tokens that are only below then.
+
+        Cancelling the wait takes nothing back: copies under way end, and what they freed stays free.
+        """
         self._post(SleepWanted(tuple(keys)))
-        while self.blocks_by_tier(keys)[Tier.HBM] and self._planner.snapshot().transfers:
-            await self._moved.wait()
+        self._num_sleepers += 1
+        try:
+            while self._planner.are_falling_asleep(keys):
+                await self._decided.wait()
+        finally:
+            self._num_sleepers -= 1
         asleep = sum(bool(tiers) and tiers[0] is not Tier.HBM for tiers in self._planner.locate(keys))
         return asleep * self._planner.config.block_tokens
 
@@ -324,20 +335,21 @@ class TierManager:
                     self._on_refused(self._turns[turn_id], reason)
                 case StartTransfer():
                     assert self._mover is not None
-                    self._mover.start(action, self._on_transfer_done)
+                    self._mover.start(action, self._post)
                 case CancelTransfer(transfer):
                     assert self._mover is not None
                     self._mover.cancel(transfer)
+                case HurryTransfer(transfer):
+                    assert self._mover is not None
+                    self._mover.hurry(transfer)
                 case AnswerWake():
                     self._on_wake_answered(action)
                 case _:
                     assert_never(action)
         self._set_timer()
-
-    def _on_transfer_done(self, event: TransferDone) -> None:
-        self._post(event)
-        moved, self._moved = self._moved, asyncio.Event()
-        moved.set()
+        if self._num_sleepers:
+            decided, self._decided = self._decided, asyncio.Event()
+            decided.set()
 
     def _on_wake_answered(self, action: AnswerWake) -> None:
         pending = self._wakes[action.wake]
@@ -379,7 +391,7 @@ class TierManager:
             return None
         if was_awake:
             return "hint"  # somebody had brought them before the turn arrived, and no turn has used them since
-        return "arrival" if wake is not None else "queue"
+        return "queue" if action.woken_from_queue else "arrival"
 
     def _on_refused(self, turn: _Turn, reason: str) -> None:
         self._forget(turn)

@@ -9,6 +9,7 @@ is the only place that admits, evicts, loads, suspends and grants.
     Admission    who gets slots, in which order, and who gives way
     Tables       what granted turns hold
     Wake, Hints  bringing chains up, for a turn or ahead of it
+    LookAhead    the same for turns that wait
     Branches     what sessions said about their chains
     Upkeep       what is done ahead of need
     Store        blocks, tiers, transfers, room and tails
@@ -50,6 +51,7 @@ from kvstore.events import (
     WakeHinted,
 )
 from kvstore.hints import Hints
+from kvstore.lookahead import LookAhead
 from kvstore.roster import Roster
 from kvstore.rows import NO_ROW
 from kvstore.snapshot import Snapshot, TierCounts
@@ -78,7 +80,10 @@ class Planner:
         self._roster = Roster(config)
         self._tables = Tables(self._store, config)
         self._hints = Hints(self._store, config, self._emit)
-        self._admission = Admission(config, self._store, self._roster, self._tables, self._hints, self._emit)
+        self._look_ahead = LookAhead(self._store, self._roster, config)
+        self._admission = Admission(
+            config, self._store, self._roster, self._tables, self._hints, self._look_ahead, self._emit
+        )
         self._branches = Branches(self._store)
         self._upkeep = Upkeep(self._store, config)
         self._blocks = self._store.blocks
@@ -162,6 +167,10 @@ class Planner:
         rows = map(self._blocks.rows.find, keys)
         return [tuple(pool.tier for pool in self._blocks.pools if row != NO_ROW and pool.is_valid(row)) for row in rows]
 
+    def are_falling_asleep(self, keys: Sequence[BlockKey]) -> bool:
+        """Is a SleepWanted for this chain still being carried out? Only an event or a deadline ends that."""
+        return self._branches.are_falling_asleep(keys)
+
     def __repr__(self) -> str:
         tiers = " ".join(f"{pool.tier.name} {pool.num_used}/{pool.capacity}" for pool in self._blocks.pools)
         turns = f"turns {len(self._roster.admitted)} active, {len(self._roster.queue)} waiting"
@@ -184,6 +193,7 @@ class Planner:
             return
         turn = self._roster.arrive(event, self._blocks.rows.now)
         self._admission.run()
+        turn.has_waited = turn.state is TurnState.WAITING
         if event.wake is not None:
             self._cancel_unwanted_loads()
         if turn.state is TurnState.WAITING and self._roster.num_new_waiters() > self.config.max_queue:
@@ -248,9 +258,9 @@ class Planner:
         return actions
 
     def _cancel_unwanted_loads(self) -> None:
-        """Cancel loads that no turn and no hint waits for."""
+        """Cancel loads that no turn waits for, or soon will, and no hint."""
         wanted = {row for turn in self._roster.waking.values() if turn.wake is not None for row in turn.wake.rows}
-        self._store.traffic.cancel_loads_except(wanted | self._hints.rows())
+        self._store.traffic.cancel_loads_except(wanted | self._hints.rows() | self._look_ahead.rows())
 
     def _emit(self, action: Action) -> None:
         self._actions.append(action)

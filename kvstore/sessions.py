@@ -10,7 +10,8 @@ The rules:
 3. A branch changes only when a turn of it completes. A turn that failed or was cancelled leaves
    no trace; a new branch or session that only it wanted goes with it.
 4. At most `max_branches` a session and `max_sessions` in all: the least recently active idle ones
-   are forgotten first, when another begins. What is busy is never forgotten to make room.
+   are forgotten first, when another begins and when a turn has ended. What is busy is never forgotten
+   to make room, nor is the session whose turn has just ended.
 5. A branch whose terms say so expires that long after its last activity; while a turn of it is in
    flight it is active. Its session goes with the last of its branches.
 6. A fork is a session of its own that begins with the same histories. Sharing is by reference here
@@ -53,6 +54,7 @@ class SessionBook:
         self._former = FormerSessions(max_sessions)
         self._expiries: Deadlines[tuple[Session, Branch]] = Deadlines()
         self._next_serial = 0
+        self.num_branches = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -176,7 +178,7 @@ class SessionBook:
         """Close a turn that did not complete (or must not be kept): its branch stays as it was."""
         branch, session = self._close(turn), turn.session
         if branch.turns == 0:
-            session.branches.pop(branch.index, None)
+            self._remove(session, branch)
         elif not session.is_forgotten:
             self._set_expiry(session, branch)
         if not session.branches and not session.is_forgotten:
@@ -189,6 +191,11 @@ class SessionBook:
         branch, session = self._close(turn), turn.session
         if not session.is_forgotten:
             self._drop_branch(session, branch, Gone.DELETED)
+
+    def trim(self, kept: Session) -> tuple[tuple[Session, Branch], ...]:
+        """Forget what is beyond the bounds now that a turn of `kept` has ended, which itself stays; says what."""
+        branches = () if kept.is_forgotten else tuple(self._trim_branches(kept))
+        return (*branches, *self._trim_sessions(keep=kept))
 
     # --- terms ------------------------------------------------------------------------------
 
@@ -246,7 +253,7 @@ class SessionBook:
         session.turns, session.last_active = sum(each.turns for each in told), now
         for each in told:
             own = replace(each, is_busy=False)
-            session.branches[own.index] = own
+            self._put(session, own)
             self._texts.add(session, own)
             self._set_expiry(session, own)
         return session, tuple(self._trim_sessions(keep=session))
@@ -293,6 +300,7 @@ class SessionBook:
         """Out of every index; `why` None leaves no trace of the id."""
         del self._sessions[session.tenant, session.id]
         session.is_forgotten = True
+        self.num_branches -= len(session.branches)
         own = self._by_serial[session.tenant]
         del own[session.serial]
         if not own:
@@ -304,7 +312,7 @@ class SessionBook:
 
     def _drop_branch(self, session: Session, branch: Branch, why: Gone) -> None:
         self._leave_indexes(session, branch)
-        del session.branches[branch.index]
+        self._remove(session, branch)
         if not session.branches:
             self._drop(session, why)
 
@@ -322,8 +330,17 @@ class SessionBook:
     def _branch_out(self, session: Session, now: float) -> Branch:
         branch = Branch(session.next_branch, now, session.terms)
         session.next_branch += 1
-        session.branches[branch.index] = branch
+        self._put(session, branch)
         return branch
+
+    def _put(self, session: Session, branch: Branch) -> None:
+        session.branches[branch.index] = branch
+        self.num_branches += 1
+
+    def _remove(self, session: Session, branch: Branch) -> None:
+        """One that is gone already stays so, and those of a forgotten session count no more."""
+        if session.branches.pop(branch.index, None) is not None and not session.is_forgotten:
+            self.num_branches -= 1
 
     def _touch(self, session: Session, branch: Branch, now: float) -> None:
         branch.last_active = session.last_active = now

@@ -37,7 +37,8 @@ class Tables:
         turn.num_blocks = len(slots)
         table = (*slots, *self.append(turn, reserve))
         seconds = self._rows.now - (wake.deadline - self._config.wake_deadline_seconds)
-        return GrantTurn(turn.id, table, cached, turn.suspended, reused, wake.miss, seconds)
+        miss, turn.miss = wake.miss or turn.miss, None
+        return GrantTurn(turn.id, table, cached, turn.suspended, reused, miss, seconds, turn.woken_from_queue)
 
     def append(self, turn: Turn, slots: list[int]) -> tuple[int, ...]:
         """Append OPEN slots."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvstore.events import CancelTransfer, Miss, StartTransfer, TransferEnd
+from kvstore.events import CancelTransfer, HurryTransfer, Miss, StartTransfer, TransferEnd
 from kvstore.rows import NO_ROW
 from kvstore.transfers import Purpose, Transfer, Transfers
 from kvstore.types import Tier, TransferId
@@ -159,6 +159,13 @@ class Traffic:
         if not transfer.cancelled and not transfer.has_ended:
             transfer.cancelled = True
             self._emit(CancelTransfer(transfer.id))
+
+    def hurry(self) -> None:
+        """Somebody waits for slots of HBM: copies out of it, which free or at least release them, may not yield."""
+        for transfer in self.transfers:
+            if transfer.source is Tier.HBM and not (transfer.hurried or transfer.late or transfer.has_ended):
+                transfer.hurried = True
+                self._emit(HurryTransfer(transfer.id))
 
     def cancel_loads_except(self, wanted: set[int]) -> None:
         """Cancel loads that bring none of the rows `wanted`."""

@@ -61,7 +61,8 @@ class Transfers:
     """All transfers under way. Made, called and closed on one event loop.
 
     `slab` is open and outlives this object, as do `stores`, by tier without DRAM; `workers`, by the lower tier of
-    a transfer, are closed with it. Loads go before copies down: a turn waits for them.
+    a transfer, are closed with it. Loads go before copies down, which yield as their
+    workers' `Yielding` has it: a turn waits for a load, and for a copy down only once `hurry` was called.
     """
 
     def __init__(self, slab: DramSlab, stores: Mapping[Tier, SlotStore], workers: Mapping[Tier, Workers]) -> None:
@@ -102,6 +103,12 @@ class Transfers:
         if flight is not None:
             flight.cancelled.set()
             flight.place.withdraw((Landed(0, TransferEnd.CANCELLED), 0.0))
+
+    def hurry(self, transfer: TransferId) -> None:
+        """Somebody waits for `transfer` now; one that runs or has ended is left alone."""
+        flight = self._flights.get(transfer)
+        if flight is not None:
+            flight.place.hurry()
 
     async def close(self, seconds: float) -> bool:
         """Cancel what is under way and wait until it has ended; no more can be started.

@@ -53,6 +53,7 @@ class Transfer:
     indices: list[int] = field(default_factory=list)  # of a TAIL: where its blocks lie in the turn's table
     late: bool = False
     cancelled: bool = False
+    hurried: bool = False  # a copy down that somebody waits for
     good: int | None = None  # sound blocks of the run, once it has ended
     reason: TransferEnd | None = None
 

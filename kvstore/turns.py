@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from kvstore.rows import NO_ROW
 
 if TYPE_CHECKING:
+    from kvstore.events import Miss
     from kvstore.tails import Tail
     from kvstore.types import BlockKey, TurnId
     from kvstore.wakes import Wake
@@ -56,6 +57,9 @@ class Turn:
     wake: Wake | None = None  # while WAKING
     tail: Tail | None = None  # while WAITING to go on
     may_load: bool = True  # False once a load failed or came late for it: it computes instead
+    miss: Miss | None = None  # why, if that was while it waited
+    has_waited: bool = False  # there was no room for it when it arrived
+    woken_from_queue: bool = False  # loads of its blocks began while it waited, or when it was admitted after that
 
     @property
     def order(self) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -23,6 +24,27 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+LONGEST_REST_SECONDS = 0.1
+"""After a job that took long, perhaps because its thread had to wait: deadlines are seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Yielding:
+    """How jobs that are not urgent leave others their cores and their memory's bandwidth.
+
+    While `is_busy`, asked on a worker thread, they take at most `share` of the time: each is followed by a rest.
+    """
+
+    share: float
+    is_busy: Callable[[], bool]
+
+    def rest_seconds(self, job_seconds: float) -> float:
+        """Until the next job that is not urgent, after one that took `job_seconds`."""
+        if not self.is_busy():
+            return 0.0
+        return min(job_seconds * (1.0 / self.share - 1.0), LONGEST_REST_SECONDS)
+
+
 class Workers:
     """`count` threads named `name-0`, `name-1`, ...; urgent jobs go first, otherwise in the order they came.
 
@@ -30,10 +52,12 @@ class Workers:
     one that hangs in a dead disk must not keep the process from ending.
     """
 
-    def __init__(self, name: str, count: int, *, reserved: int = 0) -> None:
+    def __init__(self, name: str, count: int, yielding: Yielding | None = None, *, reserved: int = 0) -> None:
         assert count > reserved >= 0
         self._urgent: deque[Job] = deque()
         self._others: deque[Job] = deque()
+        self._yielding = yielding
+        self._rest_until = 0.0  # time.monotonic(): no job that is not urgent begins before
         self._is_closing = False
         self._lock = threading.Lock()
         self._for_any = threading.Condition(self._lock)
@@ -50,8 +74,17 @@ class Workers:
         with self._lock:
             assert not self._is_closing
             (self._urgent if urgent else self._others).append(job)
-            self._for_any.notify()
+            self._for_any.notify_all()  # one of them may be resting, and only for what is not urgent
             if urgent:
+                self._for_urgent.notify()
+
+    def hurry(self, job: Job) -> None:
+        """Make `job` urgent; one that a thread has begun is left alone."""
+        with self._lock:
+            if job in self._others:
+                self._others.remove(job)
+                self._urgent.append(job)
+                self._for_any.notify_all()
                 self._for_urgent.notify()
 
     def place(self, *, urgent: bool) -> Place:
@@ -82,24 +115,38 @@ class Workers:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _loop(self, urgent_only: bool) -> None:
-        while (job := self._next(urgent_only)) is not None:
+        while (found := self._next(urgent_only)) is not None:
+            job, is_urgent = found
+            started = time.monotonic()
             try:
                 job()
             except Exception:
                 log.exception("a job on %s failed", threading.current_thread().name)
-            del job  # or the last one's buffers would live as long as the thread waits
+            if not is_urgent:
+                self._rest(started)
+            del job, found  # or the last one's buffers would live as long as the thread waits
 
-    def _next(self, urgent_only: bool) -> Job | None:
+    def _next(self, urgent_only: bool) -> tuple[Job, bool] | None:
+        """The next job, and whether it is urgent; None: there will be no other."""
         changed = self._for_urgent if urgent_only else self._for_any
         with self._lock:
-            while True:
-                if self._urgent:
-                    return self._urgent.popleft()
-                if self._others and not urgent_only:
-                    return self._others.popleft()
+            while not self._urgent:
+                others = () if urgent_only else self._others
+                rest_seconds = self._rest_until - time.monotonic()
+                if others and (self._is_closing or rest_seconds <= 0.0):
+                    return self._others.popleft(), False
                 if self._is_closing:
                     return None
-                changed.wait()
+                changed.wait(rest_seconds if others else None)
+            return self._urgent.popleft(), True
+
+    def _rest(self, started: float) -> None:
+        if self._yielding is None:
+            return
+        now = time.monotonic()
+        until = now + self._yielding.rest_seconds(now - started)
+        with self._lock:
+            self._rest_until = max(self._rest_until, until)
 
 
 class Place(Executor):
@@ -120,6 +167,11 @@ class Place(Executor):
         if not self._answer.done():
             self._workers.submit(self._make_call, urgent=self._urgent)
         return self._answer
+
+    def hurry(self) -> None:
+        """Make the call urgent, unless a thread has begun it."""
+        self._urgent = True
+        self._workers.hurry(self._make_call)
 
     def withdraw(self, answer: object) -> bool:
         """False if a thread has begun the call, or ended it."""

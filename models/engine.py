@@ -196,6 +196,11 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
 
+    @property
+    def is_busy(self) -> bool:
+        """Is there anything to compute? To be asked from any thread."""
+        return bool(self._running)
+
     # --- the loop ---------------------------------------------------------------------------
 
     def _loop(self) -> None:

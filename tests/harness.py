@@ -54,8 +54,31 @@ class Outcome:
     """Digests of the cached blocks it began, or last resumed, with."""
 
 
+@dataclass(slots=True)
+class Lesson:
+    """Notes the logits of every token of one turn; with `ids`, those are what it says, whatever it would have said."""
+
+    ids: list[int] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
+
+    def differs_from(self, other: Lesson) -> float:
+        """The largest difference between any two logits that belong together."""
+        pairs = zip(self.logits, other.logits, strict=True)
+        return max((mine - theirs).abs().max().item() for mine, theirs in pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taught(SamplingParams):
+    """Parameters of a turn that is listened to."""
+
+    lesson: Lesson
+
+
 class WatchedEngine(Engine):
-    """Takes a digest of each cached block's K/V as a turn starts or resumes with it: restored bits, as attended to."""
+    """Takes a digest of each cached block's K/V as a turn starts or resumes with it: restored bits, as attended to.
+
+    Listens to turns that are `Taught`.
+    """
 
     def __init__(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
         super().__init__(runner, *args, **kwargs)
@@ -68,6 +91,17 @@ class WatchedEngine(Engine):
     def resume(self, turn: TurnId, cached_tokens: int, slots: Sequence[int]) -> None:
         self._watch(turn, cached_tokens, slots)
         super().resume(turn, cached_tokens, slots)
+
+    def _publish(self, plan: Any, chunks: Any, logits: Tensor, report: StepReport) -> None:
+        sampled = [answer for (answer, _), chunk in zip(plan, chunks, strict=True) if chunk.wants_logits]
+        said = logits.clone()
+        for row, answer in enumerate(sampled):
+            if isinstance(answer.params, Taught):
+                lesson = answer.params.lesson
+                lesson.logits.append(logits[row].clone())
+                if lesson.ids:
+                    said[row, lesson.ids[answer.num_output]] = torch.inf
+        super()._publish(plan, chunks, said, report)
 
     def _watch(self, turn: TurnId, cached_tokens: int, slots: Sequence[int]) -> None:
         cached = slots[: cached_tokens // self._runner.layout.block_tokens]
@@ -94,10 +128,12 @@ class Bench:
         *,
         cache: bool = True,
         priority: int = 0,
+        lesson: Lesson | None = None,
         **params: object,
     ) -> Outcome:
         """Run one turn to its end; greedy unless `params` say otherwise."""
-        sampling = SamplingParams(**{"temperature": 0.0, "max_new_tokens": max_new_tokens, **params})  # type: ignore[arg-type]
+        options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": max_new_tokens, **params}
+        sampling = SamplingParams(**options) if lesson is None else Taught(**options, lesson=lesson)
         spec = TurnSpec(array("I", prompt), max_new_tokens, SPACE, sampling, priority=priority, cache=cache)
         lease = await self.manager.acquire(spec)
         text, stopped, kept = "", StopReason.FAILED, 0

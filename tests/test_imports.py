@@ -33,9 +33,9 @@ PURE = {
         f"kvstore.{name}"
         for name in ("sessions", "session", "history", "terms", "text_index", "former", "deadlines", "reuse")
     ),
-    *(f"kvstore.{name}" for name in ("admission", "branches", "cleaner", "config", "frontier", "hints", "laws")),
-    *(f"kvstore.{name}" for name in ("residency", "room", "roster", "snapshot", "store", "tables", "tails")),
-    *(f"kvstore.{name}" for name in ("traffic", "transfers", "turns", "upkeep", "wakes")),
+    *(f"kvstore.{name}" for name in ("admission", "branches", "cleaner", "config", "frontier", "hints")),
+    *(f"kvstore.{name}" for name in ("laws", "lookahead", "residency", "room", "roster", "snapshot", "store")),
+    *(f"kvstore.{name}" for name in ("tables", "tails", "traffic", "transfers", "turns", "upkeep", "wakes")),
     "models.scheduler",
 }
 IMPURE_LIBRARY = {

@@ -182,7 +182,7 @@ async def opened(model: Model, *, hbm_slots: int, dram_slots: int) -> AsyncItera
 
     machinery.slab.open()
     engine = startup.make_engine(model.settings, machinery, on_step)
-    transfers = startup.make_transfers(model.settings, machinery, machinery.slab)
+    transfers = startup.make_transfers(model.settings, machinery, machinery.slab, engine)
     manager = startup.make_manager(model.settings, machinery, engine, transfers)
     rig = Rig(model, manager, transfers, machinery.slab, log)
     engine.open()

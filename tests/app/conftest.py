@@ -153,6 +153,8 @@ def scripted_gateway(
     metrics.watch_store(manager.snapshot)
     store = RecordingStore()
     book = SessionBook(max_sessions=settings.max_sessions, max_branches=settings.session_branches)
+    metrics.watch_sessions(book)
+    metrics.watch_transfers({})
     return Gateway(
         settings=settings,
         names=ServedNames(NAME, settings.served_model_name),

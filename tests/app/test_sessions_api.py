@@ -451,11 +451,15 @@ def test_only_an_id_never_seen_is_not_found_by_a_hint(serve: Serve) -> None:
         deleted = http.post(f"{SESSIONS}/kept/wake").json()
         refused(http.post(f"{SESSIONS}/never/wake"), 404, "session_not_found")
         refused(http.post(f"{SESSIONS}/kept/wake", json={"to": "tape"}), 400, "invalid_value")
+        text = http.get("/metrics").text
     assert [(one["status"], one["reason"]) for one in (evicted, branch, deleted)] == [
         ("declined", "evicted"),
         ("declined", "unknown_branch"),
         ("declined", "deleted"),
     ]
+    for reason in ("evicted", "unknown_branch", "deleted"):
+        assert f'dormouse_hints_total{{outcome="declined",reason="{reason}"}} 1.0' in text
+    assert "dormouse_sessions 0.0" in text
 
 
 def test_hints_in_a_loop_are_declined_softly(serve: Serve) -> None:

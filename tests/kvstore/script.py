@@ -13,6 +13,7 @@ from kvstore.events import (
     Fill,
     GrantTurn,
     GrowWanted,
+    HurryTransfer,
     SleepWanted,
     StartTransfer,
     StepEnded,
@@ -184,6 +185,10 @@ def the_grant(actions: list[Action]) -> GrantTurn:
 
 def copies(actions: list[Action]) -> list[StartTransfer]:
     return [action for action in actions if isinstance(action, StartTransfer)]
+
+
+def hurried(actions: list[Action]) -> list[TransferId]:
+    return [action.transfer for action in actions if isinstance(action, HurryTransfer)]
 
 
 def suspended(actions: list[Action]) -> list[int]:

@@ -24,7 +24,7 @@ from kvstore.events import (
     WakeStatus,
 )
 from kvstore.types import StopReason, Tier, WakeId
-from tests.kvstore.script import Script, copies, granted, keys, suspended, the_grant
+from tests.kvstore.script import Script, copies, granted, hurried, keys, suspended, the_grant
 from tests.kvstore.world import World
 
 
@@ -237,6 +237,37 @@ def test_a_corrupt_block_that_is_still_pinned_is_not_read_again() -> None:
     assert the_grant(script.arrive(2, "ab", output_tokens=0)).cached_tokens == 4
     script.end(second.transfer)
     assert script.where("ab") == ["HD", ""]
+
+
+def test_copies_down_yield_until_a_turn_waits_for_what_they_free() -> None:
+    script = tiered(hbm_slots=4)
+    script.run(1, "abc")
+    actions = script.feed(SleepWanted(keys("abc")))
+    (copy,) = copies(actions)
+    assert hurried(actions) == []
+    actions = script.arrive(2, "xyz", output_tokens=0)
+    assert hurried(actions) == [copy.transfer]
+    assert hurried(script.wait(0.1)) == [], "once is enough"
+    assert granted(script.end_all()) == [2]
+
+
+def test_a_copy_down_that_a_turn_starts_itself_never_yields() -> None:
+    script = tiered(hbm_slots=4)
+    script.run(1, "abc")
+    actions = script.arrive(2, "xyz", output_tokens=0)
+    assert hurried(actions) == [copy.transfer for copy in copies(actions)] != []
+    script.end_all()
+
+
+def test_a_turn_that_waits_for_its_place_alone_hurries_nothing() -> None:
+    script = tiered(hbm_slots=8, max_running=1)
+    script.run(1, "abc")
+    script.arrive(2, "xy")
+    script.arrive(3, "pq")
+    actions = script.feed(SleepWanted(keys("abc")))
+    assert copies(actions)
+    assert hurried(actions) == hurried(script.wait(0.1)) == []
+    script.end_all()
 
 
 # --- hints ------------------------------------------------------------------------------

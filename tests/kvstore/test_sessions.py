@@ -192,6 +192,27 @@ def test_busy_branches_are_kept_beyond_the_limit_and_trimmed_later() -> None:
     assert len(last.session.branches) == 2
 
 
+def test_what_was_busy_beyond_the_bounds_is_trimmed_when_turns_end() -> None:
+    book = SessionBook(max_sessions=2, max_branches=2)
+    turns = [book.begin(TENANT, name, ids(1, 100 + n), float(n)) for n, name in enumerate("abccc")]
+    assert len(book) == 3
+    gone = []
+    for n, turn in enumerate(turns):
+        book.record(turn, history(1, 100 + n, 5, first_answer=2), 10.0 + n)
+        gone += [(session.id, branch.index) for session, branch in book.trim(turn.session)]
+    assert gone == [("a", 0), ("c", 0)], "a went when b's turn had ended, c's first branch when its last one had"
+    assert (len(book), book.num_branches) == (2, 3)
+
+
+def test_the_session_whose_turn_has_just_ended_stays_while_others_are_busy() -> None:
+    book = SessionBook(max_sessions=1)
+    first, second = (book.begin(TENANT, name, ids(1, 2), 0.0) for name in "ab")
+    book.record(first, history(1, 2, 5, first_answer=2), 1.0)
+    assert book.trim(first.session) == ()
+    book.record(second, history(1, 2, 5, first_answer=2), 2.0)
+    assert [session.id for session, _ in book.trim(second.session)] == ["a"]
+
+
 def test_the_least_recent_idle_session_makes_room_for_a_new_one() -> None:
     book = SessionBook(max_sessions=2)
     run(book, "a", FIRST, (20,), 1.0, digests=(b"a",))
@@ -599,6 +620,7 @@ class Bookkeeping(RuleBasedStateMachine):
         self.bound = max(self.bound, len([session for session in listed if session.is_busy]) + 1)
         self.listed = len(listed)
         assert len(listed) <= self.bound
+        assert self.book.num_branches == sum(len(session.branches) for session in listed)
         for session in listed:
             assert session.branches
             branches: list[Branch] = list(session.branches.values())

@@ -244,6 +244,17 @@ async def test_loads_overtake_copies_down() -> None:
         assert [done.transfer for done in it.ended] == [first, load, second]
 
 
+async def test_a_copy_down_that_is_hurried_overtakes_those_that_nobody_waits_for() -> None:
+    async with gated() as (it, gate):
+        first, second, third = (it.start(Tier.HBM, Tier.DRAM, (slot,), (slot,)) for slot in (0, 1, 2))
+        await reached(gate, 1)
+        for transfer in (third, first, TransferId(99)):
+            it.transfers.hurry(transfer)
+        gate.let_pass(3)
+        await it.end_of(second)
+        assert [done.transfer for done in it.ended] == [first, third, second]
+
+
 async def test_closing_waits_for_the_copy_under_way_and_withdraws_the_rest() -> None:
     async with gated() as (it, gate):
         running, queued = (it.start(Tier.HBM, Tier.DRAM, (slot, slot + 1), (slot, slot + 1)) for slot in (0, 2))

@@ -23,6 +23,7 @@ from kvstore.events import (
     GrantSlots,
     GrantTurn,
     GrowWanted,
+    HurryTransfer,
     RefuseGrowth,
     RefuseTurn,
     SessionClosed,
@@ -264,6 +265,8 @@ class World:
                 case CancelTransfer():
                     assert action.transfer in self.copies
                     self.cancelled_copies.add(action.transfer)
+                case HurryTransfer():
+                    assert self.copies[action.transfer].source is Tier.HBM
                 case AnswerWake():
                     assert action.wake in self.hints
                     if action.status is not WakeStatus.WAKING:
