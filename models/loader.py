@@ -16,7 +16,7 @@ from models.errors import ModelUnavailable, UnsupportedModel
 from models.files import Progress, silent
 from models.fingerprint import fingerprint, model_key
 from models.layout import DTYPE_NAMES, kv_layout
-from models.packing import pack_linears
+from models.packing import pack_linears, packs
 from models.quiet import quiet_transformers
 from models.source import Source, resolve
 from models.support import refuse_unsupported, text_config
@@ -119,7 +119,7 @@ def estimate(
     hf_token: str | None = None,
     progress: Progress = silent,
 ) -> int:
-    """Bytes the weights will take in the chosen dtype; fetches the files, loads nothing.
+    """Bytes the weights will take in the chosen dtype, packed where they will be; fetches the files, loads nothing.
 
     Raises:
         ModelUnavailable: the files cannot be had or read.
@@ -127,9 +127,15 @@ def estimate(
     """
     with quiet_transformers():
         found = resolve(source, revision=revision, cache_dir=cache_dir, hf_token=hf_token, progress=progress)
-        checked_config(found)
-    itemsize = choose_dtype(dtype, torch.device(device)).itemsize
-    return sum(_file_bytes(file, itemsize) for file in found.weight_files())
+        config, _ = checked_config(found)
+    chosen = torch.device(device)
+    weights_dtype = choose_dtype(dtype, chosen)
+    total = sum(_file_bytes(file, weights_dtype.itemsize) for file in found.weight_files())
+    if packs(chosen, weights_dtype) and getattr(config, "tie_word_embeddings", False):
+        # The files have one matrix for embedding and head; packing the head's leaves the embedding's beside it.
+        decoder = text_config(config)
+        total += int(decoder.vocab_size) * int(decoder.hidden_size) * weights_dtype.itemsize
+    return total
 
 
 def choose_dtype(dtype: DtypeName, device: torch.device) -> torch.dtype:

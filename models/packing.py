@@ -36,13 +36,17 @@ class PackedLinear(nn.Module):
         return product
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Replace the bf16 linear layers of a CPU model by packed ones; returns how many.
+def packs(device: torch.device, dtype: torch.dtype) -> bool:
+    """Are linear layers of this kind packed here? Not where torch was built without oneDNN."""
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return has_onednn and device.type == "cpu" and dtype is torch.bfloat16
 
-    Only exact `nn.Linear`: subclasses may do more. None where torch was built without oneDNN.
+
+def pack_linears(model: nn.Module) -> int:
+    """Replace the linear layers that `packs` tells of by packed ones; returns how many.
+
+    Only exact `nn.Linear`: subclasses may do more.
     """
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return 0
     found = list(_linears(model))
     for parent, name, linear in found:
         setattr(parent, name, PackedLinear(linear))
@@ -54,5 +58,5 @@ def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
         for name, child in list(parent.named_children()):
             if type(child) is not nn.Linear or child._forward_hooks or child._forward_pre_hooks:
                 continue
-            if child.weight.device.type == "cpu" and child.weight.dtype is torch.bfloat16:
+            if packs(child.weight.device, child.weight.dtype):
                 yield parent, name, child

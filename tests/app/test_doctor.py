@@ -12,6 +12,7 @@ from rich.console import Console
 from app import doctor
 from app.settings import Settings
 from kvstore.errors import SettingInvalid
+from models import loader
 from models.errors import ModelUnavailable
 
 if TYPE_CHECKING:
@@ -37,6 +38,14 @@ def test_it_tells_what_serve_would_run_on(findings: Findings) -> None:
     assert findings.model.max_context == 91 * 32
     assert findings.exactness.path == "fast"
     assert "as asked for" in findings.exactness.reason
+
+
+def test_what_the_weights_take_is_what_was_reckoned_with_before_loading_them(
+    findings: Findings, cache_dir: Path
+) -> None:
+    """Packing leaves a tied head twice in memory, 56 MB of the embedded model's."""
+    reckoned = loader.estimate("embedded", dtype="bf16", cache_dir=cache_dir)
+    assert findings.model.weights_bytes == pytest.approx(reckoned, rel=0.001)
 
 
 def test_it_tells_what_the_budgets_hold(findings: Findings) -> None:
