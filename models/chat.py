@@ -19,6 +19,8 @@ from models.detokenize import Detokenizer, Kept, special_ids
 from models.errors import TemplateFailed
 from models.rendering import Message, Rendered, Template
 from models.splicing import splice
+from models.thinking import thinking_switch
+from models.token_names import TokenNames
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -66,12 +68,15 @@ class ChatTemplate:
         self._special_ids = special_ids(self._backend)
         self._control = ControlTokens(self._backend)
         self._template = Template(tokenizer, self._control)
+        self.names = TokenNames(self._backend)
+        self.thinking = thinking_switch(self._template.source)
 
     def render(
         self,
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Rendered:
         """Messages, each content a string, as the model wants to read them.
@@ -80,7 +85,10 @@ class ChatTemplate:
             TemplateFailed: the template refuses them; a 400 with its own words.
         """
         return self._template.render(
-            messages, add_generation_prompt=add_generation_prompt, chat_template_kwargs=chat_template_kwargs
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
         )
 
     def encode(self, rendered: Rendered, histories: Sequence[History] = ()) -> Encoded:
@@ -154,7 +162,11 @@ class ChatTemplate:
         A template may write an answer otherwise once it is history (white space stripped, an empty
         thought dropped), so it is asked, with a user's message behind it.
         """
-        following = [*rendered.messages, {"role": "assistant", "content": answer}, {"role": "user", "content": "."}]
+        messages, before = list(rendered.messages), ""
+        if rendered.continues:
+            before = str(messages.pop().get("content"))
+        said = {"role": "assistant", "content": before + answer}
+        following = [*messages, said, {"role": "user", "content": "."}]
         try:
             closed = self.render(following, chat_template_kwargs=rendered.template_kwargs).digests
         except TemplateFailed:

@@ -37,12 +37,22 @@ class Rendered:
     template_kwargs: Mapping[str, Any]
     message_ends: tuple[int, ...]
     first_assistant: int
+    continues: bool = False
+    """The answer goes on with the last message."""
     _answer_ends: tuple[int, ...] = field(default=())
 
     @property
     def digests(self) -> tuple[bytes, ...]:
         """Digests of the text up to the end of each answer in it, ascending: what finds a session without an id."""
         return text_digests(self.text, self._answer_ends)
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How a prompt is to end."""
+
+    add_generation_prompt: bool
+    continue_final_message: bool = False
 
 
 class Template:
@@ -60,6 +70,9 @@ class Template:
             )
         self._tokenizer = tokenizer
         self._control = control
+        templates = tokenizer.chat_template
+        self.source: str = templates if isinstance(templates, str) else "\n".join(map(str, templates.values()))
+        """Of the template, or of all where it has several."""
         taken = inspect.signature(tokenizer.apply_chat_template).parameters
         self._reserved = {*taken, "messages"} - {"kwargs"}
 
@@ -68,9 +81,12 @@ class Template:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Rendered:
         """The prompt of `messages`; three passes of the template at most.
+
+        With `continue_final_message` (and no generation prompt) it ends where the last message's content does.
 
         Raises:
             TemplateFailed: the template refuses them, with its own words.
@@ -81,25 +97,28 @@ class Template:
             raise TemplateFailed(f"chat_template_kwargs may not hold {', '.join(reserved)}")
         marked: Any = self._control.mark_all(list(messages))
         marked_kwargs: Any = self._control.mark_all(kwargs)
-        text = self._apply(marked, add_generation_prompt, marked_kwargs)
-        ends = self._message_ends(text, marked, add_generation_prompt, marked_kwargs)
+        how = _How(add_generation_prompt, continue_final_message)
+        text = self._apply(marked, how, marked_kwargs)
+        ends = self._message_ends(text, marked, how, marked_kwargs)
         return Rendered(
             text=text,
             messages=tuple(messages),
             template_kwargs=kwargs,
             message_ends=ends,
             first_assistant=self._first_assistant(text, marked, ends, marked_kwargs),
+            continues=continue_final_message,
             _answer_ends=tuple(
                 end for end, message in zip(ends, marked, strict=False) if message.get("role") == "assistant"
             ),
         )
 
-    def _apply(self, messages: Sequence[Message], add_generation_prompt: bool, kwargs: Mapping[str, Any]) -> str:
+    def _apply(self, messages: Sequence[Message], how: _How, kwargs: Mapping[str, Any]) -> str:
         try:
             text = self._tokenizer.apply_chat_template(
                 list(messages),  # type: ignore[arg-type]
                 tokenize=False,
-                add_generation_prompt=add_generation_prompt,
+                add_generation_prompt=how.add_generation_prompt,
+                continue_final_message=how.continue_final_message,
                 **kwargs,
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
@@ -108,7 +127,7 @@ class Template:
         return text
 
     def _message_ends(
-        self, text: str, messages: Sequence[Message], add_generation_prompt: bool, kwargs: Mapping[str, Any]
+        self, text: str, messages: Sequence[Message], how: _How, kwargs: Mapping[str, Any]
     ) -> tuple[int, ...]:
         """Offsets where contents end, found by rendering once more with a placeholder for each."""
         contents = [message.get("content") for message in messages]
@@ -116,7 +135,7 @@ class Template:
             return ()
         places = [{**message, "content": _PLACE.format(index)} for index, message in enumerate(messages)]
         try:
-            skeleton = self._apply(places, add_generation_prompt, kwargs)
+            skeleton = self._apply(places, how, kwargs)
         except TemplateFailed:
             return ()
         between = _PLACES.split(skeleton)  # text, index, text, index, ..., text
@@ -132,7 +151,7 @@ class Template:
         if before == 0:
             return 0
         try:
-            prefix = self._apply(messages[:before], False, kwargs)
+            prefix = self._apply(messages[:before], _How(False), kwargs)
         except TemplateFailed:
             prefix = None
         if prefix is not None and text.startswith(prefix):

@@ -84,7 +84,11 @@ def error_of(response: httpx.Response) -> dict[str, object]:
             "messages[0].role",
             "unsupported_value",
         ),
-        (b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 2}', "n", "unsupported_parameter"),
+        (
+            b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "store": true}',
+            "store",
+            "unsupported_parameter",
+        ),
         (
             b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "session": {"expire_seconds": -1}}',
             "session.expire_seconds",
