@@ -86,7 +86,7 @@ class WholeAnswer(TurnAnswer):
         """Collect the pieces; an error leaves with its own status, since nothing was sent."""
         try:
             async for piece in self.exchange.pieces():
-                self.form.take(piece)
+                self.form.take(piece, self.exchange)
         except asyncio.CancelledError:
             if self.exchange.is_dismissed:
                 await _say_goodbye(reply_for(ShuttingDown()).response()(scope, receive, send))

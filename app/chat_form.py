@@ -54,7 +54,7 @@ class ChatForm:
         """As Form's."""
         return (self._chunks.usage(exchange.usage()) if self._include_usage else b"") + sse.DONE
 
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: Piece, exchange: Exchange) -> None:
         """As Form's."""
         choice = self._choices[piece.choice]
         choice.content += piece.text

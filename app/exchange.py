@@ -10,6 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from app import report
+from app.errors import InvalidRequest
+from kvstore.errors import ContextTooLong
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
 class Exchange:
     """The turns of a request, the first of which stands for it; whoever gets one must close it."""
 
-    def __init__(self, turns: Sequence[Turn]) -> None:
+    def __init__(self, turns: Sequence[Turn], prompt_field: str = "messages") -> None:
         assert turns
+        self._prompt_field = prompt_field
         self.turns = tuple(turns)
         self._unfinished = len(turns)
         self._readers: list[asyncio.Task[None]] = []
@@ -42,12 +45,19 @@ class Exchange:
         return self._unfinished == 0
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """What the turns produce, up to the last one's finish reason; raises what any of them raises."""
+        """What the turns produce, up to the last one's finish reason; raises what any of them raises.
+
+        Raises:
+            InvalidRequest: a prompt can never fit; names the field that holds it.
+        """
         source = self.turns[0].pieces() if len(self.turns) == 1 else self._merged()
-        async for piece in source:
-            if piece.finish_reason is not None:
-                self._unfinished -= 1
-            yield piece
+        try:
+            async for piece in source:
+                if piece.finish_reason is not None:
+                    self._unfinished -= 1
+                yield piece
+        except ContextTooLong as refusal:
+            raise InvalidRequest(str(refusal), self._prompt_field, "context_length_exceeded") from refusal
 
     async def _merged(self) -> AsyncIterator[Piece]:
         # Bounded: a slow client slows the readers, whose leases then merge what they have not read.

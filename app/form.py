@@ -18,7 +18,7 @@ class Form(Protocol):
     def ending(self, exchange: Exchange) -> bytes:
         """The end of a stream that came to its end."""
 
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: Piece, exchange: Exchange) -> None:
         """Remember a piece of an answer that is sent whole."""
 
     def whole(self, exchange: Exchange) -> dict[str, object]:

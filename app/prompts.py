@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from app import scopes, sessions
+from app.errors import InvalidRequest
 from app.exchange import Exchange
 from app.report import Standing
 from app.sampling import sampling_of
@@ -59,7 +60,11 @@ class Asked:
 
 
 async def prepare(
-    gateway: Gateway, request: TurnRequest, headers: Mapping[str, str], prompts: Sequence[Render]
+    gateway: Gateway,
+    request: TurnRequest,
+    headers: Mapping[str, str],
+    prompts: Sequence[Render],
+    prompt_field: str = "messages",
 ) -> Exchange:
     """Turns for each of the prompts, on branches of one session. Whoever gets them must close them.
 
@@ -83,7 +88,7 @@ async def prepare(
         for turn in turns:
             await turn.close()
         raise
-    return Exchange(turns)
+    return Exchange(turns, prompt_field)
 
 
 async def _turn(gateway: Gateway, asked: Asked, render: Render, choice: int) -> Turn:
@@ -98,6 +103,8 @@ async def _turn(gateway: Gateway, asked: Asked, render: Render, choice: int) -> 
         assert name.id is not None
         histories = gateway.book.histories(scope, name.id)
         encoded = await gateway.in_thread(gateway.chat.encode, rendered, histories)
+        if not encoded.token_ids:
+            raise InvalidRequest("The prompt is empty: it must have at least one token.", "prompt", "invalid_value")
         # No await from here on: what begins on the branch is what is handed to the caller.
         return _begun(gateway, replace(asked, name=name), rendered, encoded, wake, choice)
     except BaseException:

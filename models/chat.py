@@ -68,6 +68,8 @@ class ChatTemplate:
         self._special_ids = special_ids(self._backend)
         self._control = ControlTokens(self._backend)
         self._template = Template(tokenizer, self._control)
+        begins: list[int] = self._backend.encode("", add_special_tokens=True).ids
+        self._beginning: str = self._backend.decode(begins, skip_special_tokens=False)
         self.names = TokenNames(self._backend)
         self.thinking = thinking_switch(self._template.source)
 
@@ -91,8 +93,23 @@ class ChatTemplate:
             chat_template_kwargs=chat_template_kwargs,
         )
 
+    def plain(self, text: str, *, add_special_tokens: bool = True) -> Rendered:
+        """A text that no template touches; special tokens in it count as such, as its author wants them.
+
+        With `add_special_tokens` it begins as the tokenizer would begin a text, if it does not already.
+        """
+        begins = self._beginning if add_special_tokens and not text.startswith(self._beginning) else ""
+        return Rendered(begins + text, (), {}, (), len(begins + text))
+
+    def given(self, token_ids: Sequence[int]) -> Rendered:
+        """A prompt that is ids already."""
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=False)
+        return Rendered(text, (), {}, (), len(text), token_ids=array("I", token_ids))
+
     def encode(self, rendered: Rendered, histories: Sequence[History] = ()) -> Encoded:
         """Ids of a prompt, spliced from the history that shares most of its text."""
+        if rendered.token_ids is not None:
+            return Encoded(rendered.token_ids, 0, (), (), len(rendered.token_ids))
         spliced = splice(rendered.text, histories, self._control, self._backend)
         source, seam = spliced.source, spliced.seam
         *tokens, first_answer = spliced.tokens_within([*rendered.message_ends, rendered.first_assistant])
@@ -162,6 +179,8 @@ class ChatTemplate:
         A template may write an answer otherwise once it is history (white space stripped, an empty
         thought dropped), so it is asked, with a user's message behind it.
         """
+        if not rendered.messages:
+            return ()  # a text has no messages to be known by
         messages, before = list(rendered.messages), ""
         if rendered.continues:
             before = str(messages.pop().get("content"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ class Rendered:
     first_assistant: int
     continues: bool = False
     """The answer goes on with the last message."""
+    token_ids: array[int] | None = None
+    """The prompt's own, where it came as ids and `text` is what they say."""
     _answer_ends: tuple[int, ...] = field(default=())
 
     @property

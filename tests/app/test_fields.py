@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from openai.types.chat import completion_create_params as chat_params
+from openai.types.completion_create_params import CompletionCreateParamsNonStreaming
 
-from app.fields import CHAT_NOT_BUILT, verdicts
+from app.completion_request import CompletionRequest
+from app.fields import CHAT_NOT_BUILT, COMPLETION_NOT_BUILT, verdicts
 from app.schema import ChatRequest
 
 API = Path(__file__).parents[2] / "docs" / "api.md"
@@ -33,3 +35,9 @@ def test_no_field_of_openais_own_is_left_out(params: type) -> None:
     fields = params.__required_keys__ | params.__optional_keys__  # type: ignore[attr-defined]
     assert len(fields) > 30
     assert fields - set(table("Fields of a chat completion")) == set()
+
+
+def test_every_field_of_a_completion_is_in_its_table_as_it_is_in_the_code() -> None:
+    told = table("Fields of a completion")
+    assert told == verdicts(CompletionRequest.model_fields, COMPLETION_NOT_BUILT)
+    assert CompletionCreateParamsNonStreaming.__optional_keys__ - set(told) == set()
