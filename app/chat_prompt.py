@@ -29,6 +29,8 @@ def chat_prompt(gateway: Gateway, request: ChatRequest) -> Render:
         add_generation_prompt=not continues and request.add_generation_prompt is not False,
         continue_final_message=continues,
         chat_template_kwargs=template_kwargs(gateway, request),
+        tools=[tool.as_template() for tool in request.tools or ()],
+        reads_calls=request.tool_choice != "none",
     )
 
 

@@ -30,9 +30,6 @@ NOT_BUILT: dict[str, Values] = {
 
 CHAT_NOT_BUILT: dict[str, Values] = {
     **NOT_BUILT,
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from app.bodies import Body, Text, refusal
+from app.tool_bodies import ToolCall
 
 
 def _text_of(content: object) -> object:
@@ -33,28 +34,44 @@ Content = Annotated[Text, BeforeValidator(_text_of)]
 
 
 class Message(Body):
-    """One message of text."""
+    """One message of text; an assistant's may call tools, a tool's has the result of one."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
     name: Text | None = None
+    reasoning_content: Text | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=256)] | None = None
+    tool_call_id: Text | None = None
 
-    def as_template(self) -> dict[str, str]:
+    def as_template(self) -> dict[str, Any]:
         """As chat templates know it; few have heard of developers, who took the place of the system."""
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.content, **named}
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.role == "assistant" and self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
+        if self.role == "assistant" and self.tool_calls:
+            message["tool_calls"] = [call.as_template() for call in self.tool_calls]
+        if self.role == "tool" and self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
     @model_validator(mode="before")
     @classmethod
-    def _only_text(cls, message: Any) -> Any:
+    def _as_clients_send_it(cls, message: Any) -> Any:
         if not isinstance(message, dict):
             return message
-        if message.get("role") in {"tool", "function"}:
-            raise refusal("Tool messages are not supported by this server yet.", "role", "unsupported_value")
-        for name in ("tool_calls", "function_call", "audio"):
+        if message.get("role") == "function":
+            raise refusal("Messages of role 'function' were replaced by 'tool'.", "role", "unsupported_value")
+        for name in ("function_call", "audio"):
             if message.get(name):
-                raise refusal(f"'{name}' is not supported by this server yet.", name, "unsupported_parameter")
-        if message.get("role") == "assistant" and message.get("content", "") is None:
+                raise refusal(f"'{name}' is not supported by this server.", name, "unsupported_parameter")
+        if message.get("role") != "assistant":
+            return message
+        changed = dict(message)
+        if message.get("content") is None:
             # What SDKs send back for an answer without text.
-            return {**message, "content": message.get("refusal") or ""}
-        return message
+            changed["content"] = message.get("refusal") or ""
+        if message.get("reasoning_content") is None and isinstance(message.get("reasoning"), str):
+            changed["reasoning_content"] = message["reasoning"]  # vLLM's newer name
+        return changed

@@ -156,7 +156,7 @@ def _begun(
         return Turn(
             gateway,
             _standing(gateway, request, name, encoded, place),
-            spec_of(gateway, request, encoded.token_ids, place.terms.priority, wake),
+            spec_of(gateway, request, encoded.token_ids, place.terms.priority, wake, rendered),
             rendered,
             encoded,
             asked.arrived,
@@ -209,7 +209,12 @@ def _may_cache(request: TurnRequest) -> bool:
 
 
 def spec_of(
-    gateway: Gateway, request: TurnRequest, token_ids: array[int], priority: int = 0, wake: Wake | None = None
+    gateway: Gateway,
+    request: TurnRequest,
+    token_ids: array[int],
+    priority: int = 0,
+    wake: Wake | None = None,
+    rendered: Rendered | None = None,
 ) -> TurnSpec:
     """What the turn asks of the store and the engine; an output limit is cut to what the context leaves."""
     left = max(0, gateway.max_context - len(token_ids))
@@ -218,7 +223,7 @@ def spec_of(
         token_ids=token_ids,
         max_new_tokens=limit,
         namespace=chain.namespace(gateway.model_key, scopes.TENANT, request.salt),
-        payload=sampling_of(gateway, request, limit),
+        payload=sampling_of(gateway, request, limit, rendered),
         priority=priority,
         cache=_may_cache(request),
         wake=None if wake is None else wake.id,

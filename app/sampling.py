@@ -12,13 +12,20 @@ from models.sampling import SamplingParams
 if TYPE_CHECKING:
     from app.gateway import Gateway
     from app.schema import TurnRequest
+    from models.rendering import Rendered
 
 LEAST_TOP_P = 1e-6
 """What `top_p: 0` means: the most likely token alone."""
 
 
-def sampling_of(gateway: Gateway, request: TurnRequest, limit: int) -> SamplingParams:
+NEVER = -1e4
+"""A bias that no logit outweighs."""
+
+
+def sampling_of(gateway: Gateway, request: TurnRequest, limit: int, rendered: Rendered | None = None) -> SamplingParams:
     """The request's parameters over the model's own defaults; without a seed, one nobody can guess.
+
+    `rendered` is the prompt, which says what of the answer must be seen, and whether it may call tools.
 
     Raises:
         InvalidRequest: a token id in `logit_bias` is none of the model's.
@@ -35,7 +42,7 @@ def sampling_of(gateway: Gateway, request: TurnRequest, limit: int) -> SamplingP
         repetition_penalty=_either(repetition, defaults.repetition_penalty),
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        logit_bias=_biases(gateway, request),
+        logit_bias=(*_biases(gateway, request), *_no_calls(gateway, rendered)),
         seed=secrets.randbits(63) if request.seed is None else request.seed,
         max_new_tokens=limit,
         min_tokens=request.min_tokens or 0,
@@ -43,7 +50,15 @@ def sampling_of(gateway: Gateway, request: TurnRequest, limit: int) -> SamplingP
         ignore_eos=bool(nvext.ignore_eos if request.ignore_eos is None else request.ignore_eos),
         top_logprobs=request.told_logprobs,
         prompt_logprobs=request.wants_prompt_logprobs,
+        visible_ids=frozenset() if rendered is None else gateway.chat.visible_ids(rendered),
     )
+
+
+def _no_calls(gateway: Gateway, rendered: Rendered | None) -> tuple[tuple[int, float], ...]:
+    """Where tools are described and none may be called: the tokens that would open a call, if single ones do."""
+    if rendered is None or not rendered.tools or rendered.reads_calls:
+        return ()
+    return tuple((token_id, NEVER) for token_id in gateway.chat.call_ids())
 
 
 def _biases(gateway: Gateway, request: TurnRequest) -> tuple[tuple[int, float], ...]:

@@ -10,6 +10,7 @@ from app.bodies import Body, Priority, SessionIdText, StopString, Text, list_of,
 from app.extras import AgentHint, Nvext, PromptCacheOptions, SessionExtras, StreamOptions, seconds_of
 from app.fields import CHAT_NOT_BUILT, Values, refuse_not_built
 from app.messages import Message
+from app.tool_bodies import MAX_TOOLS, Tool
 from kvstore.terms import Persist, Wishes
 
 NO_EXTRAS = SessionExtras()
@@ -162,6 +163,9 @@ class ChatRequest(TurnRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _consistent_chat(self) -> ChatRequest:
@@ -172,6 +176,8 @@ class ChatRequest(TurnRequest):
             )
         if self.top_logprobs is not None and self.top_logprobs and not self.logprobs:
             raise refusal("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs", "invalid_value")
+        if len({tool.function.name for tool in self.tools or ()}) < len(self.tools or ()):
+            raise refusal("Two of the 'tools' have the same name.", "tools", "invalid_value")
         if self.continue_final_message and self.add_generation_prompt:
             message = "'continue_final_message' and 'add_generation_prompt' cannot both be true."
             raise refusal(message, "continue_final_message", "invalid_value")

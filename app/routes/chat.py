@@ -27,7 +27,8 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     include_usage = bool(options and options.include_usage)
     chunks = ChunkFormat(head, include_usage, obfuscate=bool(options and options.include_obfuscation))
     names = None if body.told_logprobs is None else gateway.chat.names
-    form = ChatForm(head, chunks, names, len(exchange.turns), include_usage)
+    parsers = [gateway.chat.parser(turn.rendered) for turn in exchange.turns]
+    form = ChatForm(head, chunks, names, parsers, include_usage, one_call=body.parallel_tool_calls is False)
     if not body.stream:
         return WholeAnswer(exchange, form)
     return StreamedAnswer(exchange, form, gateway.settings.sse_keepalive_seconds)

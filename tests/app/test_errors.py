@@ -80,7 +80,7 @@ def error_of(response: httpx.Response) -> dict[str, object]:
             "unsupported_content_part",
         ),
         (
-            b'{"model": "m", "messages": [{"role": "tool", "content": "x"}]}',
+            b'{"model": "m", "messages": [{"role": "function", "content": "x"}]}',
             "messages[0].role",
             "unsupported_value",
         ),

@@ -47,8 +47,6 @@ def test_values_that_ask_for_nothing_are_accepted(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
         ("response_format", {"type": "json_object"}),
         ("audio", {"voice": "a"}),
@@ -103,19 +101,6 @@ def test_lone_surrogates_hidden_in_a_part_are_no_text_either() -> None:
 def test_an_assistant_message_without_text_is_an_empty_one() -> None:
     request = ChatRequest.model_validate(body(messages=[{"role": "assistant", "content": None, "tool_calls": []}]))
     assert request.messages[0].content == ""
-
-
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "role"),
-        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, "tool_calls"),
-    ],
-)
-def test_tool_messages_are_refused_by_name(message: dict[str, Any], param: str) -> None:
-    loc, context, _ = first_error(body(messages=[message]))
-    assert loc == ("messages", 0)
-    assert context["param"] == param
 
 
 @pytest.mark.parametrize(
