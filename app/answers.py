@@ -1,12 +1,12 @@
-"""The two shapes of an answer, whole and streamed, as ASGI responses that own their turn.
+"""The two shapes of an answer, whole and streamed, as ASGI responses that own their turns.
 
-A response here holds its turn from before the lease is asked for until every slot is back:
+A response here holds its exchange from before the first lease is asked for until every slot is back:
 
     __call__ ── work: acquire the lease ─ pieces ─ record ─ last bytes
              └─ watch: http.disconnect
-    finally: cancel both, then `turn.close()`, shielded
+    finally: cancel both, then `exchange.close()`, shielded
 
-The first of the two to end ends both, so a client that goes away stops its turn at the next step. Nothing is
+The first of the two to end ends both, so a client that goes away stops its turns at the next step. Nothing is
 left to a generator's `finally`, which runs when the garbage collector likes (sglang-omni #1080, sse-starlette #156).
 No byte is sent before the lease is there, so a refusal has its real status; only a stream that would be silent for
 `keepalive_seconds` begins before, and tells a later refusal as an error event.
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
-    from app.turns import Turn
+    from app.exchange import Exchange
+    from app.form import Form
 
 logger = logging.getLogger("dormouse.http")
 
@@ -39,20 +40,21 @@ GOODBYE_SECONDS = 1.0
 
 
 class TurnAnswer(Response):
-    """An answer that owns `turn`; subclasses say how its bytes look."""
+    """An answer that owns `exchange`; `form` says how its bytes look."""
 
-    def __init__(self, turn: Turn) -> None:
-        super().__init__(headers={"x-session-id": turn.session_id})
-        self.turn = turn
+    def __init__(self, exchange: Exchange, form: Form) -> None:
+        super().__init__(headers={"x-session-id": exchange.session_id})
+        self.exchange = exchange
+        self.form = form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the turn and send its answer; returns, or raises, only when every slot is back."""
+        """Run the turns and send their answer; returns, or raises, only when every slot is back."""
         work = asyncio.create_task(self.answer(scope, receive, send))
         watch = asyncio.create_task(_client_gone(receive))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self.turn.dismiss()  # by the server, whose time to drain is over; the client is still there
+            self.exchange.dismiss()  # by the server, whose time to drain is over; the client is still there
             raise
         finally:
             await _shielded(self._end(work, watch))
@@ -63,7 +65,7 @@ class TurnAnswer(Response):
         work.cancel()
         watch.cancel()
         await asyncio.wait({work, watch})
-        await self.turn.close()
+        await self.exchange.close()
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Produce the answer; cancelled when the client goes away or the server does."""
@@ -78,51 +80,37 @@ async def _say_goodbye(saying: Awaitable[None]) -> None:
 
 
 class WholeAnswer(TurnAnswer):
-    """One `chat.completion` object, sent when the turn has ended."""
+    """One object, sent when the last turn has ended."""
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Collect the text; an error leaves with its own status, since nothing was sent."""
+        """Collect the pieces; an error leaves with its own status, since nothing was sent."""
         try:
-            await self.turn.begin()
-            text = "".join([piece async for piece in self.turn.texts()])
+            async for piece in self.exchange.pieces():
+                self.form.take(piece, self.exchange)
         except asyncio.CancelledError:
-            if self.turn.is_dismissed:
+            if self.exchange.is_dismissed:
                 await _say_goodbye(reply_for(ShuttingDown()).response()(scope, receive, send))
             raise
-        body = json.dumps(self._completion(text), ensure_ascii=False).encode()
-        headers = {"x-session-id": self.turn.session_id}
+        body = json.dumps(self.form.whole(self.exchange), ensure_ascii=False).encode()
+        headers = {"x-session-id": self.exchange.session_id}
         await Response(body, headers=headers, media_type="application/json")(scope, receive, send)
-
-    def _completion(self, text: str) -> dict[str, object]:
-        turn = self.turn
-        message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": turn.finish_reason}
-        return {
-            **turn.head.fields("chat.completion"),
-            "choices": [choice],
-            "usage": turn.usage(),
-            "session": turn.session(),
-            "timings": turn.timings(),
-        }
 
 
 class StreamedAnswer(TurnAnswer):
-    """Server-sent `chat.completion.chunk` events."""
+    """Server-sent events."""
 
-    def __init__(self, turn: Turn, form: sse.ChunkFormat, include_usage: bool, keepalive_seconds: float) -> None:
-        super().__init__(turn)
-        self._form = form
-        self._include_usage = include_usage
+    def __init__(self, exchange: Exchange, form: Form, keepalive_seconds: float) -> None:
+        super().__init__(exchange, form)
         self._keepalive_seconds = keepalive_seconds
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream the turn; once bytes are out, a failure becomes the last event."""
-        wire = Wire(send, {**sse.HEADERS, "x-session-id": self.turn.session_id})
+        """Stream the pieces; once bytes are out, a failure becomes the last event."""
+        wire = Wire(send, {**sse.HEADERS, "x-session-id": self.exchange.session_id})
         comments = asyncio.create_task(wire.keep_alive(self._keepalive_seconds))
         try:
             await self._stream(wire)
         except asyncio.CancelledError:
-            if self.turn.is_dismissed:
+            if self.exchange.is_dismissed:
                 await _say_goodbye(wire.write(sse.failure(reply_for(ShuttingDown()))))
                 await _say_goodbye(wire.end())
             raise
@@ -140,15 +128,12 @@ class StreamedAnswer(TurnAnswer):
         await wire.end()
 
     async def _stream(self, wire: Wire) -> None:
-        turn, form = self.turn, self._form
-        await turn.begin()
-        await wire.write(form.opening(turn.session_as_granted()))
-        async for text in turn.texts():
-            await wire.write(form.text(text))
-        last = form.closing(turn.finish_reason, {"session": turn.session(), "timings": turn.timings()})
-        if self._include_usage:
-            last += form.usage(turn.usage())
-        await wire.write(last + sse.DONE)
+        async for piece in self.exchange.pieces():
+            data = self.form.chunk(piece, self.exchange)
+            if self.exchange.is_over:
+                data += self.form.ending(self.exchange)
+            if data:
+                await wire.write(data)
 
 
 class Wire:

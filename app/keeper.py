@@ -131,6 +131,17 @@ class Keeper:
         self._close(self.book.trim(turn.session))
         self._set_timer()
 
+    def beside(self, turn: OpenTurn, blocks: Written) -> None:
+        """Another answer to the same prompt, which no branch keeps: what it wrote beyond `turn`'s goes first.
+
+        `turn` has been closed. Where it left no branch, nothing stays.
+        """
+        branch, session = turn.branch, turn.session
+        if branch.tip is None or session.is_forgotten or session.branches.get(branch.index) is not branch:
+            self._drop(blocks.keys)
+            return
+        self._tell(branch, branch.tip, chain.beyond(chain.pack(blocks.keys), branch.keys))
+
     # --- sessions ---------------------------------------------------------------------------
 
     def change(self, scope: str, session_id: str, change: Change) -> Session:

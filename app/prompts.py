@@ -1,4 +1,4 @@
-"""From a request to a turn that is ready to run: whose it is, its exact tokens, its branch, its parameters.
+"""From a request to turns that are ready to run: whose they are, their exact tokens, branches and parameters.
 
     loop     wake the session, if it is named and asleep
     thread   render, then encode: spliced from what the session already ran (models/chat.py)
@@ -9,34 +9,34 @@ Templates and tokenizers take milliseconds on long prompts, which on the event l
 
 from __future__ import annotations
 
-import secrets
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from app import scopes, sessions
+from app.errors import InvalidRequest
+from app.exchange import Exchange
 from app.report import Standing
-from app.sse import Head
+from app.sampling import sampling_of
 from app.turns import Turn
 from kvstore import chain
 from kvstore.former import Gone
 from kvstore.reuse import MissReason
 from kvstore.types import Tier, TurnSpec
+from models.rendering import Rendered
 from models.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from app.gateway import Gateway
-    from app.schema import ChatRequest
+    from app.schema import TurnRequest
     from app.sessions import SessionName
     from app.store import Wake
     from kvstore.session import OpenTurn
     from models.chat import Divergence, Encoded
-    from models.rendering import Rendered
-
-LEAST_TOP_P = 1e-6
-"""What `top_p: 0` means: the most likely token alone."""
 
 WHY_GONE = {
     Gone.DELETED: MissReason.NEW_SESSION,  # its client wanted it gone, and begins anew
@@ -45,37 +45,88 @@ WHY_GONE = {
 }
 
 
-async def prepare(gateway: Gateway, request: ChatRequest, headers: Mapping[str, str]) -> Turn:
-    """A turn on its branch. Whoever gets it must close it: the branch is busy until then.
+Render = Callable[[], Rendered]
+"""Makes a prompt's text; slow, and called off the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, and whose it is."""
+
+    request: TurnRequest
+    scope: str
+    name: SessionName
+    arrived: float
+
+
+async def prepare(
+    gateway: Gateway,
+    request: TurnRequest,
+    headers: Mapping[str, str],
+    prompts: Sequence[Render],
+    prompt_field: str = "messages",
+) -> Exchange:
+    """Turns for each of the prompts, on branches of one session. Whoever gets them must close them.
 
     Raises:
         ModelNotFound: the request names another model.
         TemplateFailed: the model's template refuses the messages.
+        InvalidRequest: what is asked of sampling is beyond this model.
     """
     arrived = time.monotonic()
     gateway.names.check(request.model)
     gateway.keeper.expire()
     name = sessions.session_name(request, headers, gateway.settings.session_header)
-    scope = scopes.scope(request.cache_salt)
+    asked = Asked(request, scopes.scope(request.salt), name, arrived)
+    turns: list[Turn] = []
+    try:
+        for render in prompts:
+            leader = await _turn(gateway, asked, render, choice=len(turns))
+            asked = replace(asked, name=replace(asked.name, id=leader.session_id, source=leader.standing.id_source))
+            turns += _choices(leader, request.choices)
+    except BaseException:
+        for turn in turns:
+            await turn.close()
+        raise
+    return Exchange(turns, prompt_field)
+
+
+async def _turn(gateway: Gateway, asked: Asked, render: Render, choice: int) -> Turn:
+    request, scope, name = asked.request, asked.scope, asked.name
     # Before anything that takes time: a sleeping cache is on its way while the prompt is rendered and tokenized.
     wake = wake_on_arrival(gateway, request, scope, name)
     try:
-        rendered = await gateway.in_thread(gateway.chat.render, [message.as_template() for message in request.messages])
+        rendered = await gateway.in_thread(render)
         if name.id is None:
             name = _resolved(gateway, name, scope, rendered, request.prompt_cache_key)
             wake = wake_on_arrival(gateway, request, scope, name)
         assert name.id is not None
         histories = gateway.book.histories(scope, name.id)
         encoded = await gateway.in_thread(gateway.chat.encode, rendered, histories)
+        if not encoded.token_ids:
+            raise InvalidRequest("The prompt is empty: it must have at least one token.", "prompt", "invalid_value")
         # No await from here on: what begins on the branch is what is handed to the caller.
-        return _begun(gateway, request, scope, name, rendered, encoded, wake, arrived)
+        return _begun(gateway, replace(asked, name=name), rendered, encoded, wake, choice)
     except BaseException:
         if wake is not None:
             wake.cancel()
         raise
 
 
-def wake_on_arrival(gateway: Gateway, request: ChatRequest, scope: str, name: SessionName) -> Wake | None:
+def _choices(leader: Turn, choices: int) -> list[Turn]:
+    """A turn and as many further answers to its prompt as are wanted, each drawn with a seed of its own."""
+    followers = [leader.follower(leader.choice + index, next_seed(leader.spec, index)) for index in range(1, choices)]
+    return [leader, *followers]
+
+
+def next_seed(spec: TurnSpec, index: int) -> TurnSpec:
+    """The same wish for choice `index`: its seed is the first one's plus its index, as in vLLM."""
+    params = spec.payload
+    assert isinstance(params, SamplingParams)
+    return replace(spec, payload=replace(params, seed=params.seed + index), wake=None)
+
+
+def wake_on_arrival(gateway: Gateway, request: TurnRequest, scope: str, name: SessionName) -> Wake | None:
     """Begin to wake the branch that the request most likely continues.
 
     Which it is the tokens will say; the turn carries the wake's id, and past the place where its prompt
@@ -89,18 +140,12 @@ def wake_on_arrival(gateway: Gateway, request: ChatRequest, scope: str, name: Se
 
 
 def _begun(
-    gateway: Gateway,
-    request: ChatRequest,
-    scope: str,
-    name: SessionName,
-    rendered: Rendered,
-    encoded: Encoded,
-    wake: Wake | None,
-    arrived: float,
+    gateway: Gateway, asked: Asked, rendered: Rendered, encoded: Encoded, wake: Wake | None, choice: int
 ) -> Turn:
+    request, name = asked.request, asked.name
     assert name.id is not None
     place = gateway.keeper.begin(
-        scope,
+        asked.scope,
         name.id,
         encoded.token_ids,
         parent_id=name.parent_id,
@@ -110,14 +155,14 @@ def _begun(
     try:
         return Turn(
             gateway,
-            Head(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), request.model, gateway.system_fingerprint),
             _standing(gateway, request, name, encoded, place),
-            spec_of(gateway, request, encoded.token_ids, place.terms.priority, wake),
-            place,
+            spec_of(gateway, request, encoded.token_ids, place.terms.priority, wake, rendered),
             rendered,
             encoded,
-            wake,
-            arrived,
+            asked.arrived,
+            choice=choice,
+            place=place,
+            wake=wake,
         )
     except BaseException:
         gateway.keeper.abandon(place)
@@ -132,7 +177,7 @@ def _resolved(gateway: Gateway, name: SessionName, scope: str, rendered: Rendere
     return sessions.SessionName(sessions.new_session_id(), sessions.NEW, name.parent_id)
 
 
-def _standing(gateway: Gateway, request: ChatRequest, name: SessionName, encoded: Encoded, place: OpenTurn) -> Standing:
+def _standing(gateway: Gateway, request: TurnRequest, name: SessionName, encoded: Encoded, place: OpenTurn) -> Standing:
     match = place.match
     return Standing(
         session_id=place.session.id,
@@ -158,12 +203,18 @@ def _divergence(gateway: Gateway, encoded: Encoded, place: OpenTurn) -> Divergen
     return gateway.chat.diverge(encoded, match.branch.history, match.shared_tokens)
 
 
-def _may_cache(request: ChatRequest) -> bool:
-    return request.cache_prompt is not False
+def _may_cache(request: TurnRequest) -> bool:
+    # A prompt whose logprobs are wanted is computed whole.
+    return request.cache_prompt is not False and not request.wants_prompt_logprobs
 
 
 def spec_of(
-    gateway: Gateway, request: ChatRequest, token_ids: array[int], priority: int = 0, wake: Wake | None = None
+    gateway: Gateway,
+    request: TurnRequest,
+    token_ids: array[int],
+    priority: int = 0,
+    wake: Wake | None = None,
+    rendered: Rendered | None = None,
 ) -> TurnSpec:
     """What the turn asks of the store and the engine; an output limit is cut to what the context leaves."""
     left = max(0, gateway.max_context - len(token_ids))
@@ -171,32 +222,9 @@ def spec_of(
     return TurnSpec(
         token_ids=token_ids,
         max_new_tokens=limit,
-        namespace=chain.namespace(gateway.model_key, scopes.TENANT, request.cache_salt),
-        payload=sampling_of(gateway, request, limit),
+        namespace=chain.namespace(gateway.model_key, scopes.TENANT, request.salt),
+        payload=sampling_of(gateway, request, limit, rendered),
         priority=priority,
         cache=_may_cache(request),
         wake=None if wake is None else wake.id,
     )
-
-
-def sampling_of(gateway: Gateway, request: ChatRequest, limit: int) -> SamplingParams:
-    """The request's parameters over the model's own defaults; without a seed, one nobody can guess."""
-    defaults = gateway.defaults
-    top_p = defaults.top_p if request.top_p is None else max(request.top_p, LEAST_TOP_P)
-    top_k = defaults.top_k if request.top_k is None else max(request.top_k, 0)
-    return SamplingParams(
-        temperature=_either(request.temperature, defaults.temperature),
-        top_p=top_p,
-        top_k=top_k,
-        min_p=_either(request.min_p, defaults.min_p),
-        repetition_penalty=_either(request.repetition_penalty, defaults.repetition_penalty),
-        seed=secrets.randbits(63) if request.seed is None else request.seed,
-        max_new_tokens=limit,
-        min_tokens=request.min_tokens or 0,
-        stop=tuple(request.stop or ()),
-        ignore_eos=bool(request.ignore_eos),
-    )
-
-
-def _either(wish: float | None, default: float) -> float:
-    return default if wish is None else wish

@@ -12,7 +12,7 @@ from kvstore.reuse import MissReason, Reuse, account
 from kvstore.types import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from models.chat import Divergence
 
@@ -66,6 +66,15 @@ class Figures:
         return sum(self.reused.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Another turn of the same request; one that has no prompt of its own is a further choice."""
+
+    standing: Standing
+    figures: Figures
+    has_own_prompt: bool
+
+
 def reuse(standing: Standing, figures: Figures) -> Reuse:
     """What became of the prompt's tokens, and why not more of them were reused."""
     return account(
@@ -112,19 +121,29 @@ def session(standing: Standing, figures: Figures) -> dict[str, object]:
     }
 
 
-def usage(standing: Standing, figures: Figures) -> dict[str, object]:
-    """OpenAI's `usage`; the details repeat what clients that drop unknown keys would miss."""
+def usage(
+    standing: Standing, figures: Figures, others: Sequence[Counted] = (), reasoning_tokens: int = 0
+) -> dict[str, object]:
+    """OpenAI's `usage`; the details repeat what clients that drop unknown keys would miss.
+
+    `others` answered the same request: further prompts count whole, further choices without their prompt.
+    """
+    prompts = [(standing, figures), *((each.standing, each.figures) for each in others if each.has_own_prompt)]
+    answers = [figures, *(each.figures for each in others)]
+    prompt_tokens = sum(each.prompt_tokens for each, _ in prompts)
+    output_tokens = sum(each.output_tokens for each in answers)
+    reused = {tier: sum(each.reused.get(tier, 0) for _, each in prompts) for tier in Tier}
     return {
-        "prompt_tokens": standing.prompt_tokens,
-        "completion_tokens": figures.output_tokens,
-        "total_tokens": standing.prompt_tokens + figures.output_tokens,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
         "prompt_tokens_details": {
-            "cached_tokens": figures.reused_tokens,
-            "cache_write_tokens": figures.stored_tokens,
-            "reused_tokens": by_tier(figures.reused),
+            "cached_tokens": sum(reused.values()),
+            "cache_write_tokens": sum(each.stored_tokens for each in answers),
+            "reused_tokens": by_tier(reused),
             "miss_reason": reuse(standing, figures).miss_reason,
         },
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }
 
 

@@ -1,220 +1,51 @@
-"""Request bodies of the OpenAI dialect, with Dormouse's extras.
-
-Three kinds of field:
-- honoured: declared below, typed strictly (a string is no number here, as at OpenAI);
-- known and not built: `NOT_BUILT` lists the values that change nothing; any other value is a 400
-  that names the field, because ignoring it in silence would answer another question than was asked;
-- unknown: accepted and ignored, since clients add fields of their own.
-"""
+"""Request bodies of the OpenAI dialect, with Dormouse's extras. What becomes of which field: fields.py."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from kvstore.terms import Change, Persist, Wishes
-
-MAX_SESSION_ID = 256
-"""Characters; ids are echoed in a header and kept per branch."""
-
-NOT_BUILT: dict[str, tuple[object, ...]] = {
-    "n": (1,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "audio": (),
-    "modalities": (["text"],),
-    "prediction": (),
-    "web_search_options": (),
-    "moderation": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "reasoning_effort": ("none", "medium"),
-    "verbosity": ("medium",),
-    # vLLM's names for the same wishes, and what would change the rendered prompt
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "use_beam_search": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
-}
-"""Field -> values that ask for nothing; null always does."""
-
-
-def refusal(message: str, param: str, code: str) -> PydanticCustomError:
-    """A validation error whose sentence stands alone; `param` is relative to where it is raised."""
-    return PydanticCustomError(code, "{message}", {"message": message, "param": param, "code": code, "whole": True})
-
-
-def _same(value: object, benign: object) -> bool:
-    """Equality that keeps `true` and `1` apart."""
-    return isinstance(value, bool) == isinstance(benign, bool) and value == benign
-
-
-def _refuse_not_built(body: Mapping[str, Any]) -> None:
-    for name, benign in NOT_BUILT.items():
-        value = body.get(name)
-        if value is None or any(_same(value, one) for one in benign):
-            continue
-        hint = f"leave it out or send {_spelled(benign[0])}" if benign else "leave it out"
-        raise refusal(f"'{name}' is not supported by this server yet: {hint}.", name, "unsupported_parameter")
-
-
-def _spelled(value: object) -> str:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value).replace("'", '"')
-
-
-def _text_of(content: object) -> object:
-    """A string, or text parts joined by line breaks; whatever else pydantic then refuses as no string."""
-    if not isinstance(content, list):
-        return content
-    return "\n".join(_text_of_part(index, part) for index, part in enumerate(content))
-
-
-def _text_of_part(index: int, part: object) -> str:
-    if not isinstance(part, dict):
-        raise refusal("A content part must be an object with a 'type'.", f"[{index}]", "invalid_type")
-    kind = part.get("type")
-    if kind != "text":
-        message = f"Content parts of type '{str(kind)[:40]}' are not supported: this server reads text parts only."
-        raise refusal(message, f"[{index}].type", "unsupported_content_part")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise refusal("A text part must carry a string 'text'.", f"[{index}].text", "invalid_type")
-    return text
-
-
-def _list_of(value: object) -> object:
-    """One string stands for a list of one."""
-    return [value] if isinstance(value, str) else value
-
-
-def _session_id(value: str) -> str:
-    if not is_session_id(value):
-        message = f"must be 1 to {MAX_SESSION_ID} visible ASCII characters"
-        raise PydanticCustomError("invalid_session_id", "{message}", {"message": message, "code": "invalid_value"})
-    return value
-
-
-def is_session_id(value: str) -> bool:
-    """1 to 256 visible ASCII characters: what can be echoed in a header. `/` is legal."""
-    return 0 < len(value) <= MAX_SESSION_ID and all("!" <= character <= "~" for character in value)
-
-
-def _unicode(value: str) -> str:
-    """JSON can escape half a surrogate pair, which no tokenizer and no UTF-8 can take."""
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as exc:
-            raise PydanticCustomError("string_unicode", "the text has a lone surrogate and is not Unicode") from exc
-    return value
-
-
-Text = Annotated[str, AfterValidator(_unicode)]
-SessionIdText = Annotated[str, AfterValidator(_session_id)]
-Content = Annotated[Text, BeforeValidator(_text_of)]
-StopString = Annotated[Text, StringConstraints(min_length=1)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class Body(BaseModel):
-    """Strict types, unknown fields ignored."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-class Message(Body):
-    """One message of text."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-
-    def as_template(self) -> dict[str, str]:
-        """As chat templates know it; few have heard of developers, who took the place of the system."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_text(cls, message: object) -> object:
-        if not isinstance(message, dict):
-            return message
-        if message.get("role") in {"tool", "function"}:
-            raise refusal("Tool messages are not supported by this server yet.", "role", "unsupported_value")
-        for name in ("tool_calls", "function_call", "audio"):
-            if message.get(name):
-                raise refusal(f"'{name}' is not supported by this server yet.", name, "unsupported_parameter")
-        if message.get("role") == "assistant" and message.get("content", "") is None:
-            return {**message, "content": ""}  # what SDKs send back for an answer without text
-        return message
-
-
-class StreamOptions(Body):
-    """How a stream is dressed."""
-
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-
-
-class PromptCacheOptions(Body):
-    """OpenAI's hints; `prewarm` computes and keeps the prompt and answers with nothing, `ttl` is a keep_seconds."""
-
-    prewarm: bool | None = None
-    ttl: Text | None = None
-
-    @property
-    def ttl_seconds(self) -> float | None:
-        """What "30m" says; a hint that is not understood says nothing."""
-        found = re.fullmatch(r"(\d{1,9})([smhd])", self.ttl or "")
-        return None if found is None else int(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[found[2]]
-
-
-class SessionExtras(Body):
-    """What the client asks for its session; kvstore/terms.py says what each promises. Null leaves it as it was."""
-
-    expected_idle_seconds: Seconds | None = None
-    keep_seconds: Seconds | None = None
-    expire_seconds: Seconds | None = None
-    persist: Literal["disk", "memory", "none"] | None = None
-    final: bool = False
-
+from app.bodies import Body, Priority, SessionIdText, StopString, Text, list_of, refusal
+from app.extras import AgentHint, Nvext, PromptCacheOptions, SessionExtras, StreamOptions, seconds_of
+from app.fields import CHAT_NOT_BUILT, Values, refuse_not_built
+from app.messages import Message
+from app.tool_bodies import MAX_TOOLS, Tool
+from kvstore.terms import Persist, Wishes
 
 NO_EXTRAS = SessionExtras()
+NO_HINT = AgentHint()
+NO_NVEXT = Nvext()
+
+MAX_CHOICES = 16
+"""Each is a turn of its own in the queue."""
+
+MAX_TOP_LOGPROBS = 20
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 
 
-class ChatRequest(Body):
-    """`POST /v1/chat/completions`."""
+class TurnRequest(Body):
+    """What chat completions and completions share: sampling, streaming, and the session."""
+
+    not_built: ClassVar[dict[str, Values]] = {}
 
     model: Text
-    messages: Annotated[list[Message], Field(min_length=1)]
-
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Annotated[list[StopString], Field(max_length=4), BeforeValidator(_list_of)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: Annotated[list[StopString], Field(max_length=4), BeforeValidator(list_of)] | None = None
     ignore_eos: bool | None = None
 
     stream: bool | None = None
@@ -224,51 +55,93 @@ class ChatRequest(Body):
     parent_session_id: SessionIdText | None = None
     cache_salt: Annotated[Text, StringConstraints(min_length=1, max_length=1024)] | None = None
     cache_prompt: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    priority: Priority | None = None
     session: SessionExtras | None = None
     prompt_cache_key: Text | None = None
     prompt_cache_options: PromptCacheOptions | None = None
+    agent_hint: AgentHint | None = None
+    nvext: Nvext | None = None
     metadata: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _known_but_not_built(cls, body: object) -> object:
+    def _known_but_not_built(cls, body: Any) -> Any:
         if isinstance(body, dict):
-            _refuse_not_built(body)
+            refuse_not_built(body, cls.not_built)
         return body
 
     @model_validator(mode="after")
-    def _consistent(self) -> ChatRequest:
-        both = (self.max_tokens, self.max_completion_tokens)
-        if None not in both and both[0] != both[1]:
-            raise refusal(
-                "'max_tokens' and 'max_completion_tokens' differ; send one of them.", "max_tokens", "invalid_value"
-            )
+    def _consistent(self) -> TurnRequest:
         if self.stream_options is not None and not self.stream:
             message = "'stream_options' is only allowed when 'stream' is true."
             raise refusal(message, "stream_options", "invalid_value")
+        for key in self.logit_bias or ():
+            if not key.isdecimal() or len(key) > 9:
+                message = f"The keys of 'logit_bias' are token ids, and '{key[:40]}' is none."
+                raise refusal(message, "logit_bias", "invalid_value")
         return self
+
+    # --- what it comes to, whichever dialect's words were used ---------------------------------
 
     @property
     def output_limit(self) -> int | None:
         """The most tokens the client wants, 0 for none at all, None for as many as fit."""
-        if self.prompt_cache_options is not None and self.prompt_cache_options.prewarm:
-            return 0
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        is_prewarm = self.prompt_cache_options is not None and self.prompt_cache_options.prewarm
+        return 0 if is_prewarm else self.max_tokens
+
+    @property
+    def choices(self) -> int:
+        """Answers wanted to one prompt."""
+        return self.n or 1
+
+    @property
+    def told_logprobs(self) -> int | None:
+        """Alternatives to tell for every token of the answer; None: no logprobs at all."""
+        return None
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """The prompt's own tokens are to be told, too."""
+        return False
+
+    @property
+    def named_session(self) -> str | None:
+        """The session's id, where the body has it."""
+        control = (self.nvext or NO_NVEXT).session_control
+        foreign = (self.agent_hint or NO_HINT).session_id or (None if control is None else control.session_id)
+        return self.session_id or foreign
+
+    @property
+    def named_parent(self) -> str | None:
+        """The id of the session that it came from, where the body has it."""
+        return self.parent_session_id or (self.agent_hint or NO_HINT).parent_session_id
+
+    @property
+    def salt(self) -> str | None:
+        """What the session and its K/V are met under."""
+        return self.cache_salt or (self.nvext or NO_NVEXT).cache_salt
 
     @property
     def wishes(self) -> Wishes:
         """On which terms the session is to be kept, as far as the request says."""
-        extras = self.session or NO_EXTRAS
-        ttl = None if self.prompt_cache_options is None else self.prompt_cache_options.ttl_seconds
+        extras, nvext = self.session or NO_EXTRAS, self.nvext or NO_NVEXT
+        hints = nvext.agent_hints
+        foreign = None if hints is None or hints.priority is None else -hints.priority
         return Wishes(
-            priority=self.priority,
-            keep_seconds=ttl if extras.keep_seconds is None else extras.keep_seconds,
+            priority=foreign if self.priority is None else self.priority,
+            keep_seconds=self._ttl if extras.keep_seconds is None else extras.keep_seconds,
             expire_seconds=extras.expire_seconds,
             persist=None if extras.persist is None else Persist(extras.persist),
             expected_idle_seconds=extras.expected_idle_seconds,
             final=extras.final,
         )
+
+    @property
+    def _ttl(self) -> float | None:
+        own = None if self.prompt_cache_options is None else self.prompt_cache_options.ttl_seconds
+        others = ((self.agent_hint or NO_HINT).cache_control, (self.nvext or NO_NVEXT).cache_control)
+        told = [seconds_of(one.ttl) for one in others if one is not None]
+        return next((ttl for ttl in (own, *told) if ttl is not None), None)
 
     @property
     def session_in_metadata(self) -> str | None:
@@ -277,43 +150,46 @@ class ChatRequest(Body):
         return value if isinstance(value, str) else None
 
 
-class WakeRequest(Body):
-    """`POST /v1/sessions/{id}/wake`."""
+class ChatRequest(TurnRequest):
+    """`POST /v1/chat/completions`."""
 
-    branch: Annotated[int, Field(ge=0)] | None = None
-    to: Literal["hbm", "dram"] = "hbm"
-    hold_seconds: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 30.0
-    wait: bool = False
+    not_built: ClassVar[dict[str, Values]] = CHAT_NOT_BUILT
 
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    reasoning_effort: Effort | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
 
-class ForkRequest(Body):
-    """`POST /v1/sessions/{id}/fork`; without an id the new session is given one."""
-
-    session_id: SessionIdText | None = None
-    branch: Annotated[int, Field(ge=0)] | None = None
-
-
-class SessionPatch(Body):
-    """`PATCH /v1/sessions/{id}`. What is left out stays; null takes back what can be taken back.
-
-    Unlike a chat request's, unknown fields are refused: a misspelt one would be a promise not kept.
-    """
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    keep_seconds: Seconds | None = None
-    expire_seconds: Seconds | None = None
-    pinned: bool | None = None
+    @model_validator(mode="after")
+    def _consistent_chat(self) -> ChatRequest:
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise refusal(
+                "'max_tokens' and 'max_completion_tokens' differ; send one of them.", "max_tokens", "invalid_value"
+            )
+        if self.top_logprobs is not None and self.top_logprobs and not self.logprobs:
+            raise refusal("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs", "invalid_value")
+        if len({tool.function.name for tool in self.tools or ()}) < len(self.tools or ()):
+            raise refusal("Two of the 'tools' have the same name.", "tools", "invalid_value")
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "'continue_final_message' and 'add_generation_prompt' cannot both be true."
+            raise refusal(message, "continue_final_message", "invalid_value")
+        return self
 
     @property
-    def change(self) -> Change:
-        """The same for the book: null is the value of a session of which nothing was said."""
-        said = self.model_fields_set
-        return Change(
-            priority=(self.priority or 0) if "priority" in said else None,
-            keep_seconds=(self.keep_seconds or 0.0) if "keep_seconds" in said else None,
-            pinned=bool(self.pinned) if "pinned" in said else None,
-            expire_seconds=self.expire_seconds,
-            never_expires="expire_seconds" in said and self.expire_seconds is None,
-        )
+    def output_limit(self) -> int | None:
+        """As TurnRequest's, from whichever name was used."""
+        limit = super().output_limit
+        return limit if limit is not None else self.max_completion_tokens
+
+    @property
+    def told_logprobs(self) -> int | None:
+        """As TurnRequest's."""
+        return (self.top_logprobs or 0) if self.logprobs else None

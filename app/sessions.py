@@ -3,6 +3,8 @@
 The id is a hint; which branch a turn continues, and what is reused, the token ids decide.
 
     body            session_id                   parent_session_id
+                    agent_hint.session_id        agent_hint.parent_session_id        (vLLM)
+                    nvext.session_control.session_id                                 (Dynamo)
     header          X-Session-ID                 X-Parent-Session-ID                 (opencode)
                     X-Dynamo-Session-ID          X-Dynamo-Parent-Session-ID
     Claude Code     X-Claude-Code-Agent-Id       X-Claude-Code-Parent-Agent-Id, else X-Claude-Code-Session-Id
@@ -24,8 +26,12 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from app.schema import ChatRequest, is_session_id
+from app.bodies import is_session_id
+
+if TYPE_CHECKING:
+    from app.schema import TurnRequest
 
 AFFINITY_HEADERS = ("x-session-affinity", "x-openwebui-chat-id", "x-conversation-id", "x-litellm-session-id")
 
@@ -65,11 +71,11 @@ class SessionName:
     parent_id: str | None = None
 
 
-def session_name(request: ChatRequest, headers: Mapping[str, str], extra_headers: Sequence[str] = ()) -> SessionName:
+def session_name(request: TurnRequest, headers: Mapping[str, str], extra_headers: Sequence[str] = ()) -> SessionName:
     """The id and its source. `headers` looks names up without regard to case, as Starlette's do."""
-    stated_parent = request.parent_session_id
-    if request.session_id is not None:
-        return SessionName(request.session_id, "body", stated_parent)
+    stated_parent = request.named_parent
+    if request.named_session is not None:
+        return SessionName(request.named_session, "body", stated_parent)
     for carrier in (*CARRIERS, *(Carrier(name.lower()) for name in extra_headers)):
         found = _carried(carrier.header, request, headers)
         if found is not None:
@@ -78,7 +84,7 @@ def session_name(request: ChatRequest, headers: Mapping[str, str], extra_headers
     return SessionName(None, NEW, stated_parent)
 
 
-def _carried(header: str, request: ChatRequest, headers: Mapping[str, str]) -> str | None:
+def _carried(header: str, request: TurnRequest, headers: Mapping[str, str]) -> str | None:
     if header == "metadata.user_id":
         return _session_in_user(request.session_in_metadata)
     return _valid(headers.get(header))

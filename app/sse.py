@@ -46,36 +46,51 @@ class Head:
 
 
 class ChunkFormat:
-    """Serialises the chunks of one stream."""
+    """Serialises the chunks of one stream, of however many choices."""
 
     def __init__(self, head: Head, include_usage: bool = False, obfuscate: bool = False) -> None:
         self._head = f"data: {_json(head.fields('chat.completion.chunk'))[:-1]},"
         # With usage asked for, every chunk but the last carries a null in its place.
         self._open = self._head + ('"usage":null,' if include_usage else "")
-        self._before = self._open + '"choices":[{"index":0,"delta":{"content":'
+        self._before = self._open + '"choices":[{"index":'
         self._after = '},"logprobs":null,"finish_reason":null}]'
         self._obfuscate = obfuscate
 
-    def opening(self, session: Mapping[str, object]) -> bytes:
-        """The first chunk: the role, and what the grant knows about the session."""
+    def opening(self, session: Mapping[str, object] | None, choice: int = 0) -> bytes:
+        """A choice's first chunk: the role, and in the stream's first what the grant knows about the session."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return self._event(delta, None, {"session": session})
+        return self._event(delta, None, {} if session is None else {"session": session}, choice)
 
-    def text(self, text: str) -> bytes:
-        """One delta of visible text."""
+    def text(self, text: str, choice: int = 0, name: str = "content") -> bytes:
+        """One delta of visible text, or of another string."""
         padding = f',"obfuscation":"{_padding(len(text))}"' if self._obfuscate else ""
-        return f"{self._before}{json.dumps(text, ensure_ascii=False)}{self._after}{padding}}}\n\n".encode()
+        spelled = json.dumps(text, ensure_ascii=False)
+        return f'{self._before}{choice},"delta":{{"{name}":{spelled}{self._after}{padding}}}\n\n'.encode()
 
-    def closing(self, finish_reason: str, extras: Mapping[str, object]) -> bytes:
-        """The chunk with the finish reason, and the whole of `session` and `timings`."""
-        return self._event({}, finish_reason, extras)
+    def delta(
+        self, delta: Mapping[str, object], choice: int = 0, logprobs: Mapping[str, object] | None = None
+    ) -> bytes:
+        """One delta of any kind, with what is told of its tokens."""
+        extras = {"obfuscation": _padding(len(str(delta)))} if self._obfuscate else {}
+        return self._event(delta, None, extras, choice, logprobs)
+
+    def closing(self, finish_reason: str, extras: Mapping[str, object], choice: int = 0) -> bytes:
+        """The chunk with the finish reason, and in the stream's last the whole of `session` and `timings`."""
+        return self._event({}, finish_reason, extras, choice)
 
     def usage(self, usage: Mapping[str, object]) -> bytes:
         """The last chunk, without choices."""
         return f'{self._head}"choices":[],"usage":{_json(usage)}}}\n\n'.encode()
 
-    def _event(self, delta: Mapping[str, object], finish_reason: str | None, extras: Mapping[str, object]) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _event(
+        self,
+        delta: Mapping[str, object],
+        finish_reason: str | None,
+        extras: Mapping[str, object],
+        index: int,
+        logprobs: Mapping[str, object] | None = None,
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         tail = "".join(f",{_json(name)}:{_json(value)}" for name, value in extras.items())
         return f'{self._open}"choices":[{_json(choice)}]{tail}}}\n\n'.encode()
 

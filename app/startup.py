@@ -39,8 +39,9 @@ from kvstore.types import KVLayout, LayerKV, Tier
 from kvstore.workers import Workers, Yielding
 from models import exactness, loader
 from models.chat import ChatTemplate
-from models.engine import Engine
+from models.engine import Choose, Engine
 from models.runner import Runner
+from models.sampling import sample
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -73,8 +74,10 @@ class Machinery:
 
 
 @asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[Gateway]:
+async def opened(settings: Settings, choose: Choose = sample) -> AsyncIterator[Gateway]:
     """The gateway, running; at the end it drains for `drain_seconds` at most.
+
+    `choose` is for tests that need the model to say certain words (models/engine.py).
 
     Raises:
         SettingInvalid: model and budgets do not fit, or a device is not there.
@@ -89,7 +92,7 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
     def on_step(report: StepReport) -> None:
         loop.call_soon_threadsafe(manager.step_ended, report)
 
-    engine = make_engine(settings, machinery, on_step)
+    engine = make_engine(settings, machinery, on_step, choose)
     transfers = make_transfers(settings, machinery, machinery.slab, engine)
     manager = make_manager(settings, machinery, engine, transfers)
     with ThreadPoolExecutor(TEXT_THREADS, "text") as text_threads:
@@ -213,7 +216,7 @@ def make_transfers(settings: Settings, machinery: Machinery, slab: DramSlab, eng
     return Transfers(slab, stores, {Tier.DRAM: Workers("dram-copy", threads, yielding)})
 
 
-def make_engine(settings: Settings, machinery: Machinery, on_step: object) -> Engine:
+def make_engine(settings: Settings, machinery: Machinery, on_step: object, choose: Choose = sample) -> Engine:
     """The step loop, not yet running."""
     model = machinery.model
     return Engine(
@@ -223,6 +226,7 @@ def make_engine(settings: Settings, machinery: Machinery, on_step: object) -> En
         max_context=machinery.sizes.max_context,
         prefill_chunk_tokens=settings.prefill_chunk_tokens,
         on_step=on_step,  # type: ignore[arg-type]
+        choose=choose,
     )
 
 

@@ -1,17 +1,22 @@
 """One turn from its lease to its record.
 
     prepared    on its branch, which is busy from now on
-    begin       waits for the lease; a refusal changes nothing
-    texts       what the client sees, piece by piece; the last one completes the branch, or raises
+    pieces      waits for the lease (a refusal changes nothing), then what the client sees, piece by piece; before the
+                last one the branch is complete, or an error is raised
     close       the lease back, the branch free again, one log line, the counters; always called, once
 
 Nobody but `close` lets go of anything, so whatever raises or is cancelled in between needs no cleaning up of its own.
+
+A turn without a `place` is a further choice: it follows its `leader`, whose prompt it finds in the cache, and no
+branch remembers it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app import report
@@ -22,11 +27,10 @@ from kvstore.terms import Persist
 from kvstore.types import StopReason, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from app.gateway import Gateway
     from app.report import Standing
-    from app.sse import Head
     from app.store import Wake
     from kvstore.history import History
     from kvstore.lease import Grant, Lease
@@ -40,51 +44,107 @@ logger = logging.getLogger("dormouse.turns")
 REFUSED = {QueueFull: "queue_full", ContextTooLong: "context_too_long", ShuttingDown: "shutting_down"}
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What came of one choice: text, as many tokens, notes on tokens; the first piece has nothing yet."""
+
+    choice: int
+    text: str = ""
+    tokens: int = 0
+    notes: Sequence[object] = ()
+    prompt_notes: Sequence[object] = ()
+    is_first: bool = False
+    finish_reason: str | None = None
+
+
 class Turn:
-    """A request on its way to an answer; owns the lease and the branch's busy mark."""
+    """A prompt on its way to an answer; owns the lease and the branch's busy mark."""
 
     def __init__(
         self,
         gateway: Gateway,
-        head: Head,
         standing: Standing,
         spec: TurnSpec,
-        place: OpenTurn,
         rendered: Rendered,
         encoded: Encoded,
-        wake: Wake | None,
         arrived: float,
+        *,
+        choice: int = 0,
+        place: OpenTurn | None = None,
+        wake: Wake | None = None,
+        leader: Turn | None = None,
     ) -> None:
-        self.head = head
+        self.choice = choice
         self.standing = standing
+        self.spec = spec
+        self.rendered = rendered
+        self.encoded = encoded
+        self.figures = report.Figures()
         self.finish_reason = ""
         self.is_dismissed = False
+        self.left: Written | None = None
+        """What a further choice wrote, which belongs to no branch."""
         self._gateway = gateway
-        self._spec = spec
         self._place = place
-        self._rendered = rendered
-        self._encoded = encoded
         self._wake = wake
+        self._leader = leader
         self._arrived = arrived
-        self._figures = report.Figures()
         self._outcome = "cancelled"  # until something else is known: the client went away
         self._text = ""
         self._lease: Lease | None = None
         self._is_closed = False
+        self._has_answered = asyncio.Event()
+
+    def follower(self, choice: int, spec: TurnSpec) -> Turn:
+        """A further choice of the same prompt."""
+        return Turn(
+            self._gateway,
+            self.standing,
+            spec,
+            self.rendered,
+            self.encoded,
+            self._arrived,
+            choice=choice,
+            leader=self,
+        )
 
     @property
     def session_id(self) -> str:
         """The id this turn runs under, given or made."""
         return self.standing.session_id
 
-    async def begin(self) -> None:
-        """Wait until the turn is granted and running.
+    @property
+    def has_own_prompt(self) -> bool:
+        """It is no further choice of another's prompt."""
+        return self._leader is None
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """An empty piece once the turn is granted, then text as it comes, then the finish reason.
 
         Raises:
-            QueueFull, ContextTooLong, ShuttingDown: it will not run.
+            QueueFull, ContextTooLong, ShuttingDown: it will not run; nothing was yielded.
+            TurnFailed: the engine raised while computing this turn.
+            ShuttingDown: the drain's time was up.
         """
+        if self._leader is not None:
+            # Its first token says that the prompt's blocks are there to be shared.
+            await self._leader._has_answered.wait()
+        await self._begin()
+        assert self._lease is not None
+        yield Piece(self.choice, is_first=True)
+        async for progress in self._lease.pieces():
+            self._count(progress)
+            if progress.text or progress.notes or progress.prompt_notes:
+                self._text += progress.text
+                tokens = len(progress.new_token_ids)
+                yield Piece(self.choice, progress.text, tokens, progress.notes, progress.prompt_notes)
+            if progress.stopped is not None:
+                await self._end(progress, progress.stopped)
+        yield Piece(self.choice, finish_reason=self.finish_reason)
+
+    async def _begin(self) -> None:
         try:
-            lease = await self._gateway.manager.acquire(self._spec)
+            lease = await self._gateway.manager.acquire(self.spec)
         except (QueueFull, ContextTooLong, ShuttingDown) as refusal:
             self._outcome = REFUSED[type(refusal)]
             raise
@@ -92,7 +152,7 @@ class Turn:
         self._take_note(lease.grant)
 
     def _take_note(self, grant: Grant) -> None:
-        figures = self._figures
+        figures = self.figures
         figures.reused = dict(grant.reused)
         figures.queue_seconds = grant.queue_seconds
         figures.wake_seconds, figures.wake_trigger = grant.wake_seconds, grant.wake_trigger
@@ -103,28 +163,13 @@ class Turn:
         if slept:
             self._gateway.hints.pace.observe(max(slept), sum(slept.values()), grant.wake_seconds)
 
-    async def texts(self) -> AsyncIterator[str]:
-        """Visible text as it comes; afterwards the branch is recorded and `finish_reason` is set.
-
-        Raises:
-            TurnFailed: the engine raised while computing this turn.
-            ShuttingDown: the drain's time was up.
-        """
-        assert self._lease is not None, "begin() comes first"
-        async for piece in self._lease.pieces():
-            self._count(piece)
-            if piece.text:
-                self._text += piece.text
-                yield piece.text
-            if piece.stopped is not None:
-                await self._end(piece, piece.stopped)
-
     def _count(self, piece: TurnProgress) -> None:
         if piece.new_token_ids:
-            self._figures.last_token_at = self._now()
-            if self._figures.first_token_at is None:
-                self._figures.first_token_at = self._figures.last_token_at
-            self._figures.output_tokens += len(piece.new_token_ids)
+            self._has_answered.set()
+            self.figures.last_token_at = self._now()
+            if self.figures.first_token_at is None:
+                self.figures.first_token_at = self.figures.last_token_at
+            self.figures.output_tokens += len(piece.new_token_ids)
 
     async def _end(self, piece: TurnProgress, stopped: StopReason) -> None:
         """The engine let go of the turn: record it, count it, and only then let the last bytes or the error leave."""
@@ -149,7 +194,7 @@ class Turn:
 
     async def _record(self, kept_tokens: int) -> None:
         """Before the last byte leaves: the client's next turn may follow it at once."""
-        if not self._spec.cache or self._place.terms.persist is Persist.NONE:
+        if self._place is None or not self.spec.cache or self._place.terms.persist is Persist.NONE:
             return
         history, blocks = await self._gateway.in_thread(self._history, kept_tokens)
         self._gateway.keeper.record(self._place, history, blocks)
@@ -157,9 +202,9 @@ class Turn:
     def _history(self, kept_tokens: int) -> tuple[History, Written]:
         """Slow, and touches only what belongs to this turn."""
         assert self._lease is not None
-        start = len(self._spec.token_ids)
+        start = len(self.spec.token_ids)
         output_ids = self._lease.token_ids[start : start + kept_tokens]
-        history = self._gateway.chat.close(self._rendered, self._encoded, output_ids, self._text)
+        history = self._gateway.chat.close(self.rendered, self.encoded, output_ids, self._text)
         return history, self._written(len(history.token_ids))
 
     def _written(self, history_tokens: int = 0) -> Written:
@@ -168,7 +213,7 @@ class Turn:
         return written(
             self._lease.token_ids,
             self._gateway.block_tokens,
-            self._spec.namespace,
+            self.spec.namespace,
             computed_tokens=self._lease.grant.cached_tokens + self._lease.stored_tokens,
             history_tokens=history_tokens,
         )
@@ -183,36 +228,26 @@ class Turn:
         if self._is_closed:
             return
         self._is_closed = True
+        self._has_answered.set()
         if self._lease is not None:
             await self._lease.close()
-            self._figures.stored_tokens = self._lease.stored_tokens
+            self.figures.stored_tokens = self._lease.stored_tokens
         elif self._wake is not None:
             self._wake.cancel()
-        if self._place.is_open:
-            has_blocks = self._lease is not None and self._spec.cache
-            self._gateway.keeper.abandon(self._place, self._written() if has_blocks else None)
+        blocks = self._written() if self._lease is not None and self.spec.cache else None
+        if self._place is None:
+            self.left = blocks
+        elif self._place.is_open:
+            self._gateway.keeper.abandon(self._place, blocks)
         self._tell()
 
-    # --- what is told of it -----------------------------------------------------------------
-
-    def session_as_granted(self) -> dict[str, object]:
-        """`session` as far as the grant knows it."""
-        return report.session_as_granted(self.standing, self._figures)
-
-    def session(self) -> dict[str, object]:
-        """The whole `session` object."""
-        return report.session(self.standing, self._figures)
-
-    def usage(self) -> dict[str, object]:
-        """OpenAI's `usage`."""
-        return report.usage(self.standing, self._figures)
-
-    def timings(self) -> dict[str, object]:
-        """llama-server's `timings`."""
-        return report.timings(self.standing, self._figures)
+    def clear_up_after(self, follower: Turn) -> None:
+        """What a further choice wrote beyond this turn's branch goes first; both have ended."""
+        if follower.left is not None and self._place is not None:
+            self._gateway.keeper.beside(self._place, follower.left)
 
     def _tell(self) -> None:
-        standing, figures = self.standing, self._figures
+        standing, figures = self.standing, self.figures
         self._gateway.metrics.count(self._outcome, standing, figures, self._now())
         logger.info("turn", extra={"fields": report.log_fields(self._outcome, standing, figures, self._now())})
 

@@ -19,7 +19,7 @@ from kvstore.types import Tier
 if TYPE_CHECKING:
     from app.gateway import Gateway
     from app.hints import Hint
-    from app.schema import WakeRequest
+    from app.session_bodies import WakeRequest
     from kvstore.session import Session
 
 Answer = tuple[int, dict[str, object]]

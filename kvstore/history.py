@@ -19,13 +19,30 @@ class Seam(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """By what a client's retelling of a conversation in another spelling is known.
+
+    Its first `num_messages`, the answer among them, mean `digest`. The template wrote their prompt in
+    `prompt_length` characters, of which `prompt_digest` is taken; the answer begins at `answer_start` of the
+    history's text.
+    """
+
+    num_messages: int
+    digest: bytes
+    prompt_length: int
+    prompt_digest: bytes
+    answer_start: int
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """A conversation as far as a completed turn took it, its answer included.
 
     `text` is the rendered prompt and the answer as the client saw it; `seams`, in order, are where
     ids and text part cleanly; `message_ends` tells where each message's content ends, in both.
-    The first assistant message begins at token `first_answer`. `digests` are of the text up to
-    the end of each answer (see `text_digests`): a later request without an id is known by them.
+    The first assistant message begins at token `first_answer`. `digests` are of the conversation up
+    to the end of each answer: a later request without an id is known by them. `told` is there where
+    a client may spell it otherwise.
     """
 
     token_ids: array[int]
@@ -34,6 +51,7 @@ class History:
     first_answer: int
     message_ends: tuple[Seam, ...] = ()
     digests: tuple[bytes, ...] = ()
+    told: Told | None = None
 
 
 NOTHING = History(array("I"), "", (), 0)

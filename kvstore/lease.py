@@ -103,4 +103,6 @@ def _merged(earlier: TurnProgress, later: TurnProgress) -> TurnProgress:
         stopped=later.stopped,
         kept_tokens=later.kept_tokens,
         error=later.error,
+        notes=earlier.notes + later.notes,
+        prompt_notes=earlier.prompt_notes + later.prompt_notes,
     )

@@ -134,7 +134,9 @@ class TurnProgress:
     visible text (never broken UTF-8, never part of a stop string). `stopped` is None while
     the turn goes on; once set, the engine no longer touches the turn's slots, and
     `kept_tokens` says how many output ids are history: those whose text the client saw whole,
-    and the end-of-sequence id.
+    and the end-of-sequence id. `notes` are the engine's remarks on output tokens whose text is out,
+    and `prompt_notes` on the prompt's, one a token and only where the payload asked for them; the
+    store hands them on untouched.
     """
 
     turn: TurnId
@@ -144,6 +146,8 @@ class TurnProgress:
     stopped: StopReason | None = None
     kept_tokens: int = 0
     error: str | None = None
+    notes: list[object] = field(default_factory=list)
+    prompt_notes: list[object] = field(default_factory=list)
 
 
 @dataclass(slots=True)

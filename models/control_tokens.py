@@ -50,6 +50,18 @@ class ControlTokens:
         """`text` with every special token in it marked as ordinary text."""
         return self._special.sub(f"{_OPEN}\\g<0>{_CLOSE}", _UNWANTED.sub(_replacement, text))
 
+    def unmark(self, text: str) -> str:
+        """A marked text without its marks."""
+        return text.replace(_OPEN, "").replace(_CLOSE, "")
+
+    def last(self, text: str) -> int | None:
+        """Where the last special token that stands unmarked in a marked text begins, if only white space follows."""
+        found = None
+        for each in self._special.finditer(text):
+            if text[each.end() : each.end() + 1] != _CLOSE:
+                found = each
+        return found.start() if found is not None and not text[found.end() :].strip() else None
+
     def mark_all(self, value: object) -> object:
         """`mark` applied to every string within lists and dicts, keys excepted."""
         if isinstance(value, str):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokenizers.decoders import DecodeStream
@@ -74,7 +74,8 @@ class StopStrings:
 class Detokenizer:
     """The text of one answer, token by token.
 
-    `special_ids` are skipped. `prefix_ids` are the prompt's (its last few are enough).
+    `special_ids` are skipped, but for those in `visible`, which are shown as its texts (markers of tool
+    calls, say, which something above takes out again). `prefix_ids` are the prompt's (its last few are enough).
     No stop string is looked for in the text of the first `min_tokens` tokens. The id that ended
     a turn (end of sequence, or one of its stop ids) is not text: do not feed it.
     """
@@ -89,6 +90,7 @@ class Detokenizer:
         "_stops",
         "_stream",
         "_tokenizer",
+        "_visible",
     )
 
     def __init__(
@@ -99,8 +101,10 @@ class Detokenizer:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         prefix_ids: Sequence[int] = (),
+        visible: Mapping[int, str] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._visible = visible or {}
         self._special = special_ids
         self._stops = StopStrings(stop)
         self._min_tokens = min_tokens
@@ -148,6 +152,8 @@ class Detokenizer:
         return text
 
     def _decode(self, token_id: int) -> str | None:
+        if token_id in self._visible:
+            return self._visible[token_id]
         try:
             return self._stream.step(self._tokenizer, token_id)
         except Exception as error:

@@ -15,10 +15,12 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from kvstore.types import StepReport, StopReason, TurnId, TurnProgress, TurnSpec
 from models.detokenize import Detokenizer, special_ids
+from models.logprobs import TokenLogprob, logprobs_of
 from models.runner import Chunk, Runner
 from models.sampling import SamplingParams, SamplingRow, sample
 from models.scheduler import schedule
@@ -51,6 +53,9 @@ class Answer:
         self._num_most = min(self._num_prompt + spec.max_new_tokens, max_tokens)
         self._ending_ids = self.params.stop_token_ids | (frozenset() if self.params.ignore_eos else eos_ids)
         self._block_tokens = 0
+        self._notes: list[TokenLogprob] = []  # on output tokens, the first `_notes_given` of which were published
+        self._notes_given = 0
+        self._prompt_noted = 1  # prompt tokens [1, here) have their notes; nothing says how likely the first was
         self.ended: StopReason | None = None
 
     def place(self, cached_tokens: int, slots: Sequence[int], block_tokens: int) -> None:
@@ -80,7 +85,8 @@ class Answer:
         """The next `count` pending tokens."""
         stop = self.num_computed + count
         wants_logits = count == self.num_pending and self.samples
-        return Chunk(self.tokens[self.num_computed : stop], self.num_computed, self.slots, wants_logits)
+        wants_all = self.params.prompt_logprobs and self.num_computed < self._num_prompt
+        return Chunk(self.tokens[self.num_computed : stop], self.num_computed, self.slots, wants_logits, wants_all)
 
     def sampling_row(self) -> SamplingRow:
         return SamplingRow(self.params, len(self.tokens), self.num_output, self.tokens, self._ending_ids)
@@ -98,6 +104,27 @@ class Answer:
             self.ended = StopReason.LENGTH
             text += self.detokenizer.flush()
         return text
+
+    def note(self, note: TokenLogprob) -> None:
+        """Keep what is to be told of the token appended last."""
+        self._notes.append(note)
+
+    def take_notes(self) -> list[object]:
+        """Notes on tokens whose text is out and that were not taken yet: they show no part of a stop string."""
+        start, self._notes_given = self._notes_given, max(self._notes_given, self.detokenizer.kept.num_tokens)
+        return list(self._notes[start : self._notes_given])
+
+    def prompt_notes(self, chunk: Chunk, logits: Tensor) -> list[object]:
+        """Notes on prompt tokens, from the logits before each; a resumed turn says nothing twice."""
+        first = max(chunk.position + 1, self._prompt_noted)
+        stop = min(chunk.position + len(chunk.token_ids) + 1, self._num_prompt)
+        if stop <= first:
+            return []
+        self._prompt_noted = stop
+        rows = logits[first - 1 - chunk.position : stop - 1 - chunk.position]
+        return list(
+            logprobs_of(rows, self.tokens[first:stop].tolist(), [self.params.top_logprobs or 0] * (stop - first))
+        )
 
     @property
     def num_kept(self) -> int:
@@ -141,8 +168,16 @@ class _Close:
 _Command = _Start | _Extend | _Resume | _Stop | _Close
 
 
+Choose = Callable[["Tensor", Sequence[SamplingRow]], list[int]]
+"""Logits [rows, vocabulary] and their rows -> one id each, as `sample` does."""
+
+
 class Engine:
-    """Owns the engine thread. `on_step` gets every report, on that thread."""
+    """Owns the engine thread. `on_step` gets every report, on that thread.
+
+    `choose` is another way of sampling, for tests that need the model to say certain words; nothing
+    that comes over HTTP reaches it.
+    """
 
     def __init__(
         self,
@@ -153,7 +188,9 @@ class Engine:
         max_context: int,
         prefill_chunk_tokens: int,
         on_step: Callable[[StepReport], None],
+        choose: Choose = sample,
     ) -> None:
+        self._choose = choose
         self._runner = runner
         self._tokenizer = tokenizer
         self._special_ids = special_ids(tokenizer)
@@ -258,9 +295,9 @@ class Engine:
         if reason is StopReason.SUSPENDED:
             self._suspended[turn] = answer
         text = "" if reason is StopReason.SUSPENDED else answer.detokenizer.flush()
-        self._stopped.append(
-            TurnProgress(turn, answer.num_computed, text=text, stopped=reason, kept_tokens=answer.num_kept)
-        )
+        progress = TurnProgress(turn, answer.num_computed, text=text, stopped=reason, kept_tokens=answer.num_kept)
+        progress.notes = answer.take_notes()
+        self._stopped.append(progress)
 
     def _detokenizer(self, spec: TurnSpec) -> Detokenizer:
         params = spec.payload
@@ -271,6 +308,7 @@ class Engine:
             stop=params.stop,
             min_tokens=params.min_tokens,
             prefix_ids=spec.token_ids[-8:].tolist(),
+            visible={token_id: self._tokenizer.id_to_token(token_id) or "" for token_id in params.visible_ids},
         )
 
     def _plan(self) -> list[tuple[Answer, int]]:
@@ -301,26 +339,38 @@ class Engine:
         return report
 
     def _publish(self, plan: list[tuple[Answer, int]], chunks: list[Chunk], logits: Tensor, report: StepReport) -> None:
-        sampled = [answer for (answer, _), chunk in zip(plan, chunks, strict=True) if chunk.wants_logits]
-        token_ids = dict(
-            zip(
-                (answer.turn for answer in sampled),
-                sample(logits, [answer.sampling_row() for answer in sampled]),
-                strict=True,
-            )
-        )
-        for answer, count in plan:
+        ends = list(accumulate(chunk.num_logits for chunk in chunks))
+        sampled = [
+            (answer, end - 1) for (answer, _), chunk, end in zip(plan, chunks, ends, strict=True) if chunk.wants_logits
+        ]
+        last = logits if len(sampled) == len(logits) else logits[[row for _, row in sampled]]
+        token_ids = self._sampled([answer for answer, _ in sampled], last)
+        for (answer, count), chunk, end in zip(plan, chunks, ends, strict=True):
+            progress = TurnProgress(answer.turn, answer.num_computed + count)
+            if chunk.wants_all_logits:
+                progress.prompt_notes = answer.prompt_notes(chunk, logits[end - chunk.num_logits : end])
             answer.num_computed += count
-            progress = TurnProgress(answer.turn, answer.num_computed)
             token_id = token_ids.get(answer.turn)
             if token_id is not None:
                 progress.text = answer.append(token_id)
                 progress.new_token_ids.append(token_id)
+                progress.notes = answer.take_notes()
             elif answer.num_pending == 0:
                 answer.ended = StopReason.LENGTH  # nothing was to be generated: the prompt is stored
             if answer.ended is not None:
                 progress.stopped, progress.kept_tokens = answer.ended, answer.num_kept
             report.progress.append(progress)
+
+    def _sampled(self, answers: list[Answer], logits: Tensor) -> dict[TurnId, int]:
+        """The next token of each answer; `logits` [answers, vocabulary]."""
+        token_ids = self._choose(logits, [answer.sampling_row() for answer in answers])
+        telling = [i for i, answer in enumerate(answers) if answer.params.top_logprobs is not None]
+        if telling:
+            top = [answers[i].params.top_logprobs or 0 for i in telling]
+            notes = logprobs_of(logits[telling], [token_ids[i] for i in telling], top)
+            for i, note in zip(telling, notes, strict=True):
+                answers[i].note(note)
+        return {answer.turn: token_id for answer, token_id in zip(answers, token_ids, strict=True)}
 
     @staticmethod
     def _failed(answer: Answer, error: Exception) -> TurnProgress:

@@ -24,13 +24,19 @@ class Chunk:
     """Tokens [position, position + len(token_ids)) of one sequence, to be computed in this pass.
 
     `slots` is the block table, covering at least these tokens. `wants_logits` asks for the
-    logits after the last of them.
+    logits after the last of them, `wants_all_logits` for those after each.
     """
 
     token_ids: array[int]
     position: int
     slots: Sequence[int]
     wants_logits: bool
+    wants_all_logits: bool = False
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits it gets."""
+        return len(self.token_ids) if self.wants_all_logits else int(self.wants_logits)
 
 
 class Runner:
@@ -58,13 +64,13 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Compute the chunks' K/V; return logits [chunks that want them, vocabulary], in the order given."""
+        """Compute the chunks' K/V; return logits [rows that are wanted, vocabulary], in the order given."""
         order = sorted(range(len(chunks)), key=lambda i: _packing_order(chunks[i]))
         packed = [chunks[i] for i in order]
         batch = self._pack(packed)
         ends = np.cumsum([len(chunk.token_ids) for chunk in packed]) - 1
         rows = {place: int(end) for place, end in zip(order, ends, strict=True)}
-        wanted = [rows[i] for i, chunk in enumerate(chunks) if chunk.wants_logits]
+        wanted = [row for i, chunk in enumerate(chunks) for row in range(rows[i] + 1 - chunk.num_logits, rows[i] + 1)]
         # A single row would take another matmul kernel than two do (attention.py, rule 4).
         keep = wanted * 2 if len(wanted) == 1 and self.exact else wanted or [0, 0]
         output = self._model(

@@ -8,7 +8,8 @@ The rules that make a draw repeatable at any load:
    (softmax, cumsum, topk), none reduces over rows, and ties are ordered by token id.
 3. Greedy ties go to the lowest id.
 
-Filters apply in transformers' order: repetition penalty, temperature, top_k, top_p, min_p.
+Logits are first masked and penalised (penalties.py). Filters then apply in transformers' order:
+temperature, top_k, top_p, min_p.
 In the order (probability descending, id ascending) what each of the last three keeps is a
 prefix, so a row's choice is one number: how many candidates it keeps.
 """
@@ -21,6 +22,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from models.penalties import penalised
 
 CANDIDATES = 1024
 """Candidates looked at before a row falls back to sorting its whole vocabulary."""
@@ -35,8 +38,13 @@ _MASK64 = (1 << 64) - 1
 class SamplingParams:
     """How one request wants its tokens chosen, and when it wants to stop.
 
-    `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 are
-    off. No end-of-sequence or stop id can be drawn, and no stop string matches, within the
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0, `repetition_penalty` 1 and the
+    other two penalties at 0 are off. `repetition_penalty` looks at prompt and output, `presence_penalty`
+    and `frequency_penalty` at the output alone, as at OpenAI and in vLLM. `logit_bias` adds to the
+    logits of some ids; those outside the vocabulary are passed over. `top_logprobs` asks for a
+    TokenLogprob for every output token, with so many alternatives (None: for none), and
+    `prompt_logprobs` for the prompt's tokens, too. Special tokens are no text, but for `visible_ids`.
+    No end-of-sequence or stop id can be drawn, and no stop string matches, within the
     first `min_tokens` tokens. With `ignore_eos` the model's own end-of-sequence tokens do not
     end the turn; `stop_token_ids` and `stop` still do.
 
@@ -55,6 +63,12 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int | None = None
+    prompt_logprobs: bool = False
+    visible_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         for name, fine, rule in (
@@ -63,6 +77,9 @@ class SamplingParams:
             ("top_k", self.top_k >= 0, "must be 0 (off) or more"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "must be in [0, 1]"),
             ("repetition_penalty", 0.0 < self.repetition_penalty < float("inf"), "must be more than 0"),
+            ("presence_penalty", abs(self.presence_penalty) < float("inf"), "must be finite"),
+            ("frequency_penalty", abs(self.frequency_penalty) < float("inf"), "must be finite"),
+            ("top_logprobs", (self.top_logprobs or 0) >= 0, "must be 0 or more"),
             ("max_new_tokens", self.max_new_tokens >= 0, "must be 0 or more"),
             ("min_tokens", self.min_tokens >= 0, "must be 0 or more"),
             ("stop", all(self.stop), "must not hold an empty string"),
@@ -86,7 +103,7 @@ class SamplingRow:
     """One row of logits and what it belongs to.
 
     `position` is the number of tokens (prompt and output) before the one drawn now: the
-    counter of its random number. `token_ids` are those tokens; only a repetition penalty reads
+    counter of its random number. `token_ids` are those tokens; only penalties read
     them. `ending_ids` would end the turn: they are masked until `min_tokens` are out.
     """
 
@@ -115,7 +132,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     assert logits.shape[0] == len(rows)
     if not rows:
         return []
-    scores = _penalised(logits.float(), rows, is_copy=logits.dtype != torch.float32)
+    scores = penalised(logits.float(), rows, is_copy=logits.dtype != torch.float32)
     drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     if not drawn:
         return _ids(scores.argmax(-1))
@@ -136,29 +153,6 @@ def _put(target: list[int], places: Sequence[int], values: Sequence[int]) -> Non
 def _ids(tensor: Tensor) -> list[int]:
     ids: list[int] = tensor.tolist()
     return ids
-
-
-def _penalised(scores: Tensor, rows: Sequence[SamplingRow], *, is_copy: bool) -> Tensor:
-    """Mask ending tokens where too few are out, and penalise repeated ones where asked for."""
-    early = [i for i, row in enumerate(rows) if row.ending_ids and row.num_output_tokens < row.params.min_tokens]
-    repeating = [i for i, row in enumerate(rows) if row.params.repetition_penalty != 1.0 and row.token_ids]
-    if not early and not repeating:
-        return scores
-    flat = (scores if is_copy else scores.clone()).view(-1)
-    vocabulary = scores.shape[1]
-    if repeating:
-        # Ids seen twice are written twice with the same value, so they need not be made unique.
-        seen = [torch.frombuffer(rows[i].token_ids, dtype=torch.int32).long() + i * vocabulary for i in repeating]
-        places = torch.cat(seen).to(flat.device)
-        counts = torch.tensor([len(ids) for ids in seen])
-        penalties = torch.tensor([rows[i].params.repetition_penalty for i in repeating])
-        penalty = penalties.repeat_interleave(counts).to(flat.device)
-        found = flat[places]
-        flat[places] = torch.where(found < 0, found * penalty, found / penalty)
-    if early:
-        masked = [i * vocabulary + token for i in early for token in rows[i].ending_ids if token < vocabulary]
-        flat[torch.tensor(masked, device=flat.device)] = float("-inf")
-    return flat.view_as(scores)
 
 
 def _draw(scores: Tensor, rows: Sequence[SamplingRow]) -> list[int]:

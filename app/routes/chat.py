@@ -1,25 +1,34 @@
 """`POST /v1/chat/completions`."""
 
+import secrets
+import time
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.answers import StreamedAnswer, WholeAnswer
+from app.chat_form import ChatForm
+from app.chat_prompt import chat_prompt
 from app.gateway import gateway_of
 from app.prompts import prepare
 from app.schema import ChatRequest
-from app.sse import ChunkFormat
+from app.sse import ChunkFormat, Head
 
 router = APIRouter(prefix="/v1")
 
 
 @router.post("/chat/completions")
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
-    """Answer the last message, whole or as a stream; the turn runs when the response is called."""
+    """Answer the last message, whole or as a stream; the turns run when the response is called."""
     gateway = gateway_of(request.app)
-    turn = await prepare(gateway, body, request.headers)
-    if not body.stream:
-        return WholeAnswer(turn)
+    exchange = await prepare(gateway, body, request.headers, [chat_prompt(gateway, body)])
+    head = Head(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), body.model, gateway.system_fingerprint)
     options = body.stream_options
     include_usage = bool(options and options.include_usage)
-    form = ChunkFormat(turn.head, include_usage, obfuscate=bool(options and options.include_obfuscation))
-    return StreamedAnswer(turn, form, include_usage, gateway.settings.sse_keepalive_seconds)
+    chunks = ChunkFormat(head, include_usage, obfuscate=bool(options and options.include_obfuscation))
+    names = None if body.told_logprobs is None else gateway.chat.names
+    parsers = [gateway.chat.parser(turn.rendered) for turn in exchange.turns]
+    form = ChatForm(head, chunks, names, parsers, include_usage, one_call=body.parallel_tool_calls is False)
+    if not body.stream:
+        return WholeAnswer(exchange, form)
+    return StreamedAnswer(exchange, form, gateway.settings.sse_keepalive_seconds)

@@ -80,11 +80,15 @@ def error_of(response: httpx.Response) -> dict[str, object]:
             "unsupported_content_part",
         ),
         (
-            b'{"model": "m", "messages": [{"role": "tool", "content": "x"}]}',
+            b'{"model": "m", "messages": [{"role": "function", "content": "x"}]}',
             "messages[0].role",
             "unsupported_value",
         ),
-        (b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 2}', "n", "unsupported_parameter"),
+        (
+            b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "store": true}',
+            "store",
+            "unsupported_parameter",
+        ),
         (
             b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "session": {"expire_seconds": -1}}',
             "session.expire_seconds",

@@ -130,9 +130,9 @@ def test_errors_arrive_as_the_clients_own_exceptions(fresh: Live) -> None:
         with pytest.raises(openai.BadRequestError) as long:
             client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "long " * 9000}])
         assert long.value.code == "context_length_exceeded"
-        with pytest.raises(openai.BadRequestError) as tools:
-            client.chat.completions.create(model=NAME, messages=MESSAGES, n=2)
-        assert tools.value.param == "n"
+        with pytest.raises(openai.BadRequestError) as stored:
+            client.chat.completions.create(model=NAME, messages=MESSAGES, store=True)
+        assert stored.value.param == "store"
 
 
 def test_models_are_listed_with_their_context(fresh: Live) -> None:

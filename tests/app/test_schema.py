@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.schema import NOT_BUILT, ChatRequest, SessionPatch
+from app.fields import CHAT_NOT_BUILT
+from app.schema import ChatRequest
+from app.session_bodies import SessionPatch
 from kvstore.terms import SILENT, Change, Persist, Wishes
 
 
@@ -36,26 +38,17 @@ def test_unknown_fields_are_ignored() -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(NOT_BUILT))
+@pytest.mark.parametrize("name", sorted(CHAT_NOT_BUILT))
 def test_values_that_ask_for_nothing_are_accepted(name: str) -> None:
-    for value in (None, *NOT_BUILT[name]):
+    for value in (None, *CHAT_NOT_BUILT[name]):
         ChatRequest.model_validate(body(**{name: value}))
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
-        ("n", True),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
         ("response_format", {"type": "json_object"}),
-        ("logprobs", True),
-        ("top_logprobs", 3),
-        ("logit_bias", {"5": 1}),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", -1),
         ("audio", {"voice": "a"}),
         ("modalities", ["text", "audio"]),
         ("prediction", {"type": "content"}),
@@ -63,9 +56,7 @@ def test_values_that_ask_for_nothing_are_accepted(name: str) -> None:
         ("moderation", {}),
         ("service_tier", "flex"),
         ("store", True),
-        ("reasoning_effort", "high"),
         ("guided_json", {}),
-        ("chat_template_kwargs", {"enable_thinking": False}),
     ],
 )
 def test_what_is_known_and_not_built_is_refused_by_name(name: str, value: object) -> None:
@@ -113,19 +104,6 @@ def test_an_assistant_message_without_text_is_an_empty_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "role"),
-        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, "tool_calls"),
-    ],
-)
-def test_tool_messages_are_refused_by_name(message: dict[str, Any], param: str) -> None:
-    loc, context, _ = first_error(body(messages=[message]))
-    assert loc == ("messages", 0)
-    assert context["param"] == param
-
-
-@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("temperature", 2.5),
@@ -148,11 +126,46 @@ def test_tool_messages_are_refused_by_name(message: dict[str, Any], param: str) 
         ("parent_session_id", " "),
         ("cache_salt", ""),
         ("priority", 1.5),
+        ("n", 0),
+        ("n", 17),
+        ("n", True),
+        ("logit_bias", {"5": "1"}),
+        ("logit_bias", {"5": 101}),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", float("nan")),
+        ("top_logprobs", 21),
+        ("reasoning_effort", "lots"),
     ],
 )
 def test_a_bad_value_is_refused_where_it_stands(name: str, value: object) -> None:
     loc, _, _ = first_error(body(**{name: value}))
     assert loc[0] == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logit_bias": {"word": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    _, context, _ = first_error(body(**fields))
+    assert context["param"] == param
+
+
+def test_other_servers_words_for_a_session_are_read() -> None:
+    hint = {"session_id": "s", "parent_session_id": "p", "cache_control": {"ttl": "5m"}, "context_management": {}}
+    asked = ChatRequest.model_validate(body(agent_hint=hint))
+    assert (asked.named_session, asked.named_parent, asked.wishes.keep_seconds) == ("s", "p", 300.0)
+    nvext = {"session_control": {"session_id": "d", "action": "open"}, "agent_hints": {"priority": 5, "osl": 9}}
+    asked = ChatRequest.model_validate(body(nvext={**nvext, "cache_salt": "x", "cache_control": {"ttl": 60}}))
+    assert (asked.named_session, asked.salt) == ("d", "x")
+    assert (asked.wishes.priority, asked.wishes.keep_seconds) == (-5, 60.0)
+    ours = ChatRequest.model_validate(body(nvext=nvext, agent_hint=hint, session_id="own", priority=1))
+    assert (ours.named_session, ours.wishes.priority) == ("own", 1)
 
 
 def test_stop_is_one_string_or_up_to_four() -> None:

@@ -1,0 +1,25 @@
+"""What a dialect is to an answer: how pieces become bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from app.exchange import Exchange
+    from app.turns import Piece
+
+
+class Form(Protocol):
+    """Writes one answer, whole or streamed; remembers of it what its last bytes need."""
+
+    def chunk(self, piece: Piece, exchange: Exchange) -> bytes:
+        """What a piece adds to a stream; empty where it adds nothing yet."""
+
+    def ending(self, exchange: Exchange) -> bytes:
+        """The end of a stream that came to its end."""
+
+    def take(self, piece: Piece, exchange: Exchange) -> None:
+        """Remember a piece of an answer that is sent whole."""
+
+    def whole(self, exchange: Exchange) -> dict[str, object]:
+        """The answer that the pieces taken make."""
