@@ -19,6 +19,7 @@ from app.sse import Head
 from app.turns import Turn
 from kvstore import chain
 from kvstore.former import Gone
+from kvstore.history import History
 from kvstore.reuse import MissReason
 from kvstore.types import Tier, TurnSpec
 from models.sampling import SamplingParams
@@ -155,7 +156,9 @@ def _divergence(gateway: Gateway, encoded: Encoded, place: OpenTurn) -> Divergen
     match = place.match
     if match.branch is None or match.shared_tokens == match.history_tokens:
         return None
-    return gateway.chat.diverge(encoded, match.branch.history, match.shared_tokens)
+    history = match.branch.history
+    assert isinstance(history, History), "a branch is matched by its ids"
+    return gateway.chat.diverge(encoded, history, match.shared_tokens)
 
 
 def _may_cache(request: ChatRequest) -> bool:

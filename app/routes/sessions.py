@@ -17,9 +17,10 @@ from app.errors import InvalidRequest
 from app.gateway import Gateway, gateway_of
 from app.raw_paths import RawPathRoute, decoded
 from app.schema import ForkRequest, SessionPatch, WakeRequest
-from app.session_view import Clocks, session_object
+from app.session_view import session_object
 from app.sessions import new_session_id
 from app.wakes import wake_session, withdraw_wakes
+from kvstore.clocks import Clocks
 from kvstore.errors import SessionUnknown
 
 if TYPE_CHECKING:
