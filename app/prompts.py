@@ -1,6 +1,7 @@
 """From a request to a turn that is ready to run: whose it is, its exact tokens, its branch, its parameters.
 
     loop     wake the session, if it is named and asleep
+    thread   read what it said, where that lies on disk since before the server started
     thread   render, then encode: spliced from what the session already ran (models/chat.py)
     loop     find the session, begin the turn on the branch that the tokens continue
 
@@ -43,6 +44,9 @@ WHY_GONE = {
     Gone.DELETED: MissReason.NEW_SESSION,  # its client wanted it gone, and begins anew
     Gone.EXPIRED: MissReason.EXPIRED,
     Gone.EVICTED: MissReason.EVICTED,
+    Gone.LOST: MissReason.CATALOG_LOST,
+    Gone.CORRUPT: MissReason.CORRUPT,
+    Gone.OTHER_MODEL: MissReason.MODEL_CHANGED,
 }
 
 
@@ -66,6 +70,7 @@ async def prepare(gateway: Gateway, request: ChatRequest, headers: Mapping[str, 
             name = _resolved(gateway, name, scope, rendered, request.prompt_cache_key)
             wake = wake_on_arrival(gateway, request, scope, name)
         assert name.id is not None
+        await gateway.keeper.recall(scope, name.id)
         histories = gateway.book.histories(scope, name.id)
         encoded = await gateway.in_thread(gateway.chat.encode, rendered, histories)
         # No await from here on: what begins on the branch is what is handed to the caller.
@@ -135,6 +140,7 @@ def _resolved(gateway: Gateway, name: SessionName, scope: str, rendered: Rendere
 
 def _standing(gateway: Gateway, request: ChatRequest, name: SessionName, encoded: Encoded, place: OpenTurn) -> Standing:
     match = place.match
+    written = None if match.branch is None else match.branch.written_blocks
     return Standing(
         session_id=place.session.id,
         id_source=name.source,
@@ -144,12 +150,24 @@ def _standing(gateway: Gateway, request: ChatRequest, name: SessionName, encoded
         prompt_tokens=len(encoded.token_ids),
         history_tokens=match.history_tokens,
         shared_tokens=match.shared_tokens,
-        is_known_session=match.is_known_session,
+        is_known_session=match.is_known_session and not match.has_unread,
         block_tokens=gateway.block_tokens,
         cache=_may_cache(request),
         divergence=_divergence(gateway, encoded, place),
-        gone=MissReason.NEW_SESSION if place.former is None else WHY_GONE[place.former.why],
+        gone=_why_gone(gateway, request, place),
+        written_tokens=None if written is None else written * gateway.block_tokens,
     )
+
+
+def _why_gone(gateway: Gateway, request: ChatRequest, place: OpenTurn) -> MissReason:
+    """Why a session that is not known has no history, or none that can be looked at."""
+    if place.match.has_unread:
+        return MissReason.LOAD_FAILED
+    if place.former is not None:
+        return WHY_GONE[place.former.why]
+    goes_on = any(message.role == "assistant" for message in request.messages)
+    # The earlier process's sessions are not known by name any more: one that goes on may have been among them.
+    return gateway.keeper.lost if goes_on and gateway.keeper.lost is not None else MissReason.NEW_SESSION
 
 
 def _divergence(gateway: Gateway, encoded: Encoded, place: OpenTurn) -> Divergence | None:

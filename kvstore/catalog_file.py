@@ -52,7 +52,7 @@ CREATE TABLE sessions (
     serial INTEGER PRIMARY KEY, folder INTEGER NOT NULL, tenant BLOB NOT NULL, id BLOB NOT NULL, parent_id BLOB,
     "group" BLOB, created REAL NOT NULL, last_active REAL NOT NULL, turns INTEGER NOT NULL,
     next_branch INTEGER NOT NULL, priority INTEGER NOT NULL, keep_seconds REAL NOT NULL, pinned INTEGER NOT NULL,
-    expire_seconds REAL, persist TEXT NOT NULL, UNIQUE (folder, tenant, id));
+    expire_seconds REAL, persist TEXT NOT NULL, UNIQUE (tenant, id, folder));
 CREATE TABLE branches (
     number INTEGER PRIMARY KEY, session INTEGER NOT NULL, branch INTEGER NOT NULL, last_active REAL NOT NULL,
     expected_return REAL, turns INTEGER NOT NULL, priority INTEGER NOT NULL, keep_seconds REAL NOT NULL,
@@ -275,8 +275,8 @@ class CatalogFile:
             for (serial, index), branch in batch.branches.items():
                 if branch is None:
                     transaction.drop_branch(serial, index)
-            for tenant, session_id in batch.elsewhere:
-                transaction.drop_elsewhere(folder, tenant, session_id)
+            for tenant, session_id in batch.ids:
+                transaction.drop_ids(tenant, session_id)
             for session in batch.sessions.values():
                 if session is not None:
                     transaction.keep_session(folder, session)
@@ -336,8 +336,8 @@ class _Transaction:
         self._leave_history(serial, index)
         self._connection.execute("DELETE FROM branches WHERE session = ? AND branch = ?", (serial, index))
 
-    def drop_elsewhere(self, folder: int, tenant: str, session_id: str | None) -> None:
-        query, values = "SELECT serial FROM sessions WHERE folder != ? AND tenant = ?", [folder, pack_text(tenant)]
+    def drop_ids(self, tenant: str, session_id: str | None) -> None:
+        query, values = "SELECT serial FROM sessions WHERE tenant = ?", [pack_text(tenant)]
         if session_id is not None:
             query, values = f"{query} AND id = ?", [*values, pack_text(session_id)]
         for (serial,) in self._connection.execute(query, values).fetchall():

@@ -21,20 +21,21 @@ V = TypeVar("V")
 @dataclass(slots=True)
 class Batch:
     """Rows by what they are of; None: it is to be gone. Sessions by serial, branches by serial and index, blocks by
-    folder and slot; `elsewhere` are (tenant, id) to be gone in every other folder, id None for all of a tenant."""
+    folder and slot; `ids` are (tenant, id) to be gone in every folder before anything is kept, id None for all of a
+    tenant."""
 
     sessions: dict[int, SessionRow | None] = field(default_factory=dict)
     branches: dict[tuple[int, int], BranchRow | None] = field(default_factory=dict)
     blocks: dict[tuple[int, int], BlockRow | None] = field(default_factory=dict)
-    elsewhere: dict[tuple[str, str | None], None] = field(default_factory=dict)
+    ids: dict[tuple[str, str | None], None] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.sessions) + len(self.branches) + len(self.blocks) + len(self.elsewhere)
+        return len(self.sessions) + len(self.branches) + len(self.blocks) + len(self.ids)
 
     @property
     def removes(self) -> bool:
         """Something that a client said is to be gone."""
-        return bool(self.elsewhere) or None in self.sessions.values() or None in self.branches.values()
+        return bool(self.ids) or None in self.sessions.values() or None in self.branches.values()
 
 
 class Pending:
@@ -74,9 +75,9 @@ class Pending:
             self._batch.branches[serial, index] = None
         self.version += 1
 
-    def drop_elsewhere(self, tenant: str, session_id: str | None) -> None:
-        """Other models' sessions of that id are gone, or of the whole tenant."""
-        self._batch.elsewhere[tenant, session_id] = None
+    def drop_ids(self, tenant: str, session_id: str | None) -> None:
+        """Sessions of that id that are in the file by now are gone, any model's; id None: all of the tenant's."""
+        self._batch.ids[tenant, session_id] = None
         self.version += 1
 
     def place(self, folder: int, block: BlockRow) -> None:
@@ -101,7 +102,7 @@ class Pending:
         _fill_in(newer.sessions, taken.sessions)
         _fill_in(newer.branches, taken.branches)
         _fill_in(newer.blocks, taken.blocks)
-        _fill_in(newer.elsewhere, taken.elsewhere)
+        _fill_in(newer.ids, taken.ids)
 
 
 def _fill_in(newer: dict[K, V], older: dict[K, V]) -> None:

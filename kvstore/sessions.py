@@ -279,6 +279,12 @@ class SessionBook:
             self._drop(session, Gone.DELETED)
         return session
 
+    def forget_former(self, tenant: str, session_id: str) -> None:
+        """A session that is not here, but may be on disk, was deleted there."""
+        former = self.former(tenant, session_id)
+        if former is not None:
+            self._former.add(tenant, session_id, Former(Gone.DELETED, former.serial))
+
     def forget_all(self, tenant: str, *, before: int | None = None, limit: int | None = None) -> list[Session]:
         """Drop a tenant's sessions, oldest first: those first seen before serial `before`, `limit` at most."""
         old = (each for each in self._by_serial.get(tenant, {}).values() if before is None or each.serial < before)

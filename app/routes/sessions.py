@@ -104,10 +104,13 @@ async def get_session(session_id: str, caller: AnyCaller) -> Response:
 @router.delete("/{session_id}")
 async def delete_session(session_id: str, caller: AnyCaller) -> Response:
     """Forget a session: what no other shares leaves every tier. A turn in flight runs on and leaves nothing."""
-    session = caller.session(decoded(session_id))
-    caller.gateway.hints.withdraw(session)
-    caller.gateway.keeper.forget(caller.scope, session.id)
-    return JSONResponse({"id": session.id, "object": "session.deleted", "deleted": True})
+    name = decoded(session_id)
+    session = caller.gateway.book.get(caller.scope, name)
+    if session is not None:
+        caller.gateway.hints.withdraw(session)
+    if not caller.gateway.keeper.forget(caller.scope, name):
+        raise SessionUnknown(name)
+    return JSONResponse({"id": name, "object": "session.deleted", "deleted": True})
 
 
 @router.patch("/{session_id}")

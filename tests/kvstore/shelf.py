@@ -11,8 +11,8 @@ from kvstore.catalog import FILE_NAME, Catalog, FolderBlocks
 from kvstore.catalog_rows import pack_history
 from kvstore.clocks import Clocks
 from kvstore.history import History, Seam, Unread
-from kvstore.journal import CatalogJournal
 from kvstore.session import Branch, Session
+from kvstore.session_journal import CatalogJournal
 from kvstore.terms import USUAL, Terms
 
 if TYPE_CHECKING:

@@ -333,7 +333,7 @@ def test_sessions_of_another_model_stay_as_they_are_and_go_only_when_their_id_is
     second.settle()
     assert second.holds(*bytes_of(TOLD))
     second.journal.drop(pairs(made))
-    second.journal.drop_elsewhere("", "shared")
+    second.journal.drop_ids("", "shared")
     second.settle()
     assert not second.holds(*bytes_of(TOLD), b"shared")
     second.close()
@@ -351,7 +351,7 @@ def test_a_folder_says_that_it_wants_a_sweep_and_which_slots(tmp_path: Path) -> 
     first.blocks.record([block(slot, [*TOLD.token_ids], slot) for slot in (0, 1)])
     first.close()
     second = Shelf(tmp_path, model=b"n" * 16)
-    second.journal.drop_elsewhere("", None)
+    second.journal.drop_ids("", None)
     second.close()
     catalog = Catalog.open(tmp_path / FILE_NAME, 0.0)
     (folder,) = [each for each in catalog.folders() if each.model_key == MODEL]

@@ -27,7 +27,7 @@ READ_SECONDS = 2.0
 """A history is read in a millisecond; a turn does not wait for a disk that hangs."""
 
 
-class Journal(Protocol):
+class SessionJournal(Protocol):
     """Called on the event loop; returns at once and never raises for what a disk does."""
 
     def keep(self, session: Session, branches: Iterable[Branch]) -> None:
@@ -36,21 +36,22 @@ class Journal(Protocol):
     def drop(self, gone: Iterable[tuple[Session, Branch]]) -> None:
         """These branches are gone."""
 
-    def drop_elsewhere(self, tenant: str, session_id: str | None) -> None:
-        """A client deleted the session, or all of a tenant's: other models' of that id go, too."""
+    def drop_ids(self, tenant: str, session_id: str | None) -> None:
+        """A client deleted the session, or all of a tenant's: whatever the files have under that id goes, also what
+        another model has, and what could no longer be read."""
 
     async def read(self, unread: Unread) -> History | ReadFault:
         """A history that was kept by an earlier process."""
 
 
-class NoJournal:
+class NullSessionJournal:
     """Nothing outlives the process."""
 
     def keep(self, session: Session, branches: Iterable[Branch]) -> None: ...
 
     def drop(self, gone: Iterable[tuple[Session, Branch]]) -> None: ...
 
-    def drop_elsewhere(self, tenant: str, session_id: str | None) -> None: ...
+    def drop_ids(self, tenant: str, session_id: str | None) -> None: ...
 
     async def read(self, unread: Unread) -> History | ReadFault:
         return ReadFault.LOST
@@ -111,8 +112,8 @@ class CatalogJournal:
         if pairs:
             self._catalog.put(change)
 
-    def drop_elsewhere(self, tenant: str, session_id: str | None) -> None:
-        self._catalog.put(lambda pending: pending.drop_elsewhere(tenant, session_id))
+    def drop_ids(self, tenant: str, session_id: str | None) -> None:
+        self._catalog.put(lambda pending: pending.drop_ids(tenant, session_id))
 
     async def read(self, unread: Unread) -> History | ReadFault:
         """On a thread of its own; a disk that takes too long is one that cannot be read now."""
