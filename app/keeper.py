@@ -1,7 +1,7 @@
-"""Keeps the book of sessions and the store of their K/V in step.
+"""Keeps the book of sessions, the store of their K/V and the journal that outlives both in step.
 
 The book knows who said what, the store which blocks are where; neither knows the other. Whatever is recorded,
-changed, forked, forgotten or expired goes through here, so that the store is told in the same breath:
+changed, forked, forgotten or expired goes through here, so that store and journal are told in the same breath:
 
     a turn completed       its branch moved from the old tip to the new one; what only the old tail had goes first
     a turn did not         what it wrote beyond its branch goes first, and with the branch when that is closed
@@ -10,6 +10,9 @@ changed, forked, forgotten or expired goes through here, so that the store is to
 
 Everything runs on the event loop, without an await between the book's step and the store's. Expiry is kept by a
 timer, and looked at again before a session is met: a busy loop must not show what has expired.
+
+What an earlier process left is taken in by `restore`, histories excepted: `recall` reads those of a session before
+a turn looks at them, on another thread.
 """
 
 from __future__ import annotations
@@ -17,18 +20,25 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvstore import chain
+from kvstore.catalog_reading import ReadFault, no_garbage_collection
 from kvstore.events import BranchRecorded
+from kvstore.former import Gone
+from kvstore.history import History, Unread
+from kvstore.session_journal import NullSessionJournal
 from kvstore.terms import SILENT, Change, Persist, Wishes
 
 if TYPE_CHECKING:
     from app.store import SleepingStore
-    from kvstore.history import History
+    from kvstore.catalog import Restored
+    from kvstore.reuse import MissReason
     from kvstore.session import Branch, OpenTurn, Session
+    from kvstore.session_journal import SessionJournal
     from kvstore.sessions import SessionBook
     from kvstore.types import BlockKey, Namespace
 
@@ -37,6 +47,9 @@ LONGEST_TIMER_SECONDS = 3600.0
 
 FORGOTTEN_AT_ONCE = 500
 """Sessions dropped between two breaths of the event loop."""
+
+ON_DISK_STILL = (Gone.OTHER_MODEL, Gone.LOST, Gone.CORRUPT)
+GONE_BY_FAULT = {ReadFault.LOST: Gone.LOST, ReadFault.CORRUPT: Gone.CORRUPT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +83,21 @@ def written(
 class Keeper:
     """See the module."""
 
-    def __init__(self, book: SessionBook, store: SleepingStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        book: SessionBook,
+        store: SleepingStore,
+        clock: Callable[[], float] = time.monotonic,
+        journal: SessionJournal | None = None,
+    ) -> None:
         self.book = book
+        self.unreadable: Counter[ReadFault] = Counter()
+        """Histories that could not be recalled, by why."""
+        self.lost: MissReason | None = None
+        """Why sessions of an earlier process may be missing, all of them; None where none are."""
         self._store = store
         self._clock = clock
+        self._journal = journal or NullSessionJournal()
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -96,12 +120,30 @@ class Keeper:
         self._close(turn.forgotten)
         return turn
 
+    async def recall(self, scope: str, session_id: str) -> None:
+        """Read the session's histories that lie on disk, so that a turn can look at them.
+
+        One that cannot be had any more goes with its branch; one that cannot be read now stays, passed over.
+        """
+        for branch in self.book.unread(scope, session_id):
+            session, unread = self.book.get(scope, session_id), branch.history
+            if session is None or not isinstance(unread, Unread):
+                continue  # it went, or somebody else recalled it, while the one before was read
+            found = await self._journal.read(unread)
+            if isinstance(found, History):
+                self.book.recall(session, branch, found)
+                continue
+            self.unreadable[found] += 1
+            if found is not ReadFault.UNREADABLE and branch.history is unread:
+                self._lose(session, branch, GONE_BY_FAULT[found])
+
     def record(self, turn: OpenTurn, history: History, blocks: Written) -> None:
         """Close a turn that completed."""
         recorded = self.book.record(turn, history, self._clock(), chain.pack(blocks.keys[: blocks.own]))
         if not recorded.is_known:
             self._drop(blocks.keys)
             return
+        self._journal.keep(turn.session, [turn.branch])
         tails = [tail for tail in (recorded.superseded, blocks.beyond) if tail]
         self._tell(turn.branch, recorded.old_tip, tails[0] if tails else (), is_final=turn.wishes.final)
         for tail in tails[1:]:
@@ -122,6 +164,8 @@ class Keeper:
             self._drop(keys)
             return
         self.book.abandon(turn)
+        if branch.turns and not session.is_forgotten:
+            self._journal.keep(session, [branch])  # it was active, which puts its expiry off
         if session.is_forgotten and branch.turns:
             self._drop(keys)  # deleted while it ran
         elif branch.tip is not None:
@@ -151,6 +195,7 @@ class Keeper:
             SessionUnknown: it is not there.
         """
         session = self.book.change(scope, session_id, change)
+        self._journal.keep(session, session.branches.values())
         for branch in session.branches.values():
             if not branch.is_busy and branch.tip is not None:  # a busy one is told when its turn ends
                 self._tell(branch, branch.tip)
@@ -166,25 +211,65 @@ class Keeper:
         fork, forgotten = self.book.fork(scope, session_id, new_id, self._clock(), branch=branch)
         for own in fork.branches.values():
             self._tell(own, None)  # before anything is closed: it shares blocks, perhaps with what goes
+        self._journal.keep(fork, fork.branches.values())
         self._close(forgotten)
         self._set_timer()
         return fork
 
-    def forget(self, scope: str, session_id: str) -> Session | None:
-        """Drop a session; a turn of it in flight runs on and leaves nothing."""
+    def forget(self, scope: str, session_id: str) -> bool:
+        """Drop a session, whichever model's it is; a turn of it in flight runs on and leaves nothing.
+
+        False where nobody knows it.
+        """
+        former = self.book.former(scope, session_id)
         session = self.book.forget(scope, session_id)
         if session is not None:
             self._close((session, branch) for branch in session.branches.values())
-        return session
+        elif former is None or former.why not in ON_DISK_STILL:
+            return False
+        else:
+            self.book.forget_former(scope, session_id)
+        self._journal.drop_ids(scope, session_id)
+        return True
 
     async def forget_all(self, scope: str) -> int:
-        """Drop the sessions that are there now, some at a time: a hundred thousand would stop every stream."""
+        """Drop the sessions that are there now, some at a time: a hundred thousand would stop every stream.
+
+        Other models' go with them, uncounted.
+        """
+        self._journal.drop_ids(scope, None)
         end, count = self.book.end_serial, 0
         while gone := self.book.forget_all(scope, before=end, limit=FORGOTTEN_AT_ONCE):
             self._close((session, branch) for session in gone for branch in session.branches.values())
             count += len(gone)
             await asyncio.sleep(0)
         return count
+
+    # --- an earlier process, and its files ----------------------------------------------------
+
+    def restore(self, restored: Restored) -> None:
+        """Take in what an earlier process left, before any turn."""
+        with no_garbage_collection():
+            forgotten = self.book.restore(restored.sessions, restored.others, restored.next_serial)
+            for session in self.book.recent(0, len(self.book)):
+                for branch in session.branches.values():
+                    self._tell(branch, None)
+        self._journal.drop(forgotten)
+        self._set_timer()
+
+    async def tell_all(self) -> None:
+        """The journal had to begin a new file: tell it of every session again, some at a time."""
+        sessions = self.book.recent(0, len(self.book))
+        for start in range(0, len(sessions), FORGOTTEN_AT_ONCE):
+            for session in sessions[start : start + FORGOTTEN_AT_ONCE]:
+                if not session.is_forgotten:
+                    self._journal.keep(session, session.branches.values())
+            await asyncio.sleep(0)
+
+    def _lose(self, session: Session, branch: Branch, why: Gone) -> None:
+        """Out of the book and the store; in the file it stays, for whoever may mend it."""
+        if self.book.lose(session, branch, why) and branch.tip is not None:
+            self._store.forget((branch.tip,))
 
     # --- expiry -----------------------------------------------------------------------------
 
@@ -222,6 +307,8 @@ class Keeper:
             self._store.record_branch(event)
 
     def _close(self, gone: Iterable[tuple[Session, Branch]]) -> None:
+        gone = tuple(gone)
+        self._journal.drop(gone)
         tips = tuple(branch.tip for _, branch in gone if branch.tip is not None)
         if tips:
             self._store.forget(tips)

@@ -1,6 +1,7 @@
 """From a request to turns that are ready to run: whose they are, their exact tokens, branches and parameters.
 
     loop     wake the session, if it is named and asleep
+    thread   read what it said, where that lies on disk since before the server started
     thread   render, then encode: spliced from what the session already ran (models/chat.py)
     loop     find the session, begin the turn on the branch that the tokens continue
 
@@ -22,6 +23,7 @@ from app.sampling import sampling_of
 from app.turns import Turn
 from kvstore import chain
 from kvstore.former import Gone
+from kvstore.history import History
 from kvstore.reuse import MissReason
 from kvstore.types import Tier, TurnSpec
 from models.rendering import Rendered
@@ -42,6 +44,9 @@ WHY_GONE = {
     Gone.DELETED: MissReason.NEW_SESSION,  # its client wanted it gone, and begins anew
     Gone.EXPIRED: MissReason.EXPIRED,
     Gone.EVICTED: MissReason.EVICTED,
+    Gone.LOST: MissReason.CATALOG_LOST,
+    Gone.CORRUPT: MissReason.CORRUPT,
+    Gone.OTHER_MODEL: MissReason.MODEL_CHANGED,
 }
 
 
@@ -101,6 +106,7 @@ async def _turn(gateway: Gateway, asked: Asked, render: Render, choice: int) -> 
             name = _resolved(gateway, name, scope, rendered, request.prompt_cache_key)
             wake = wake_on_arrival(gateway, request, scope, name)
         assert name.id is not None
+        await gateway.keeper.recall(scope, name.id)
         histories = gateway.book.histories(scope, name.id)
         encoded = await gateway.in_thread(gateway.chat.encode, rendered, histories)
         if not encoded.token_ids:
@@ -155,7 +161,7 @@ def _begun(
     try:
         return Turn(
             gateway,
-            _standing(gateway, request, name, encoded, place),
+            _standing(gateway, asked, name, rendered, encoded, place),
             spec_of(gateway, request, encoded.token_ids, place.terms.priority, wake, rendered),
             rendered,
             encoded,
@@ -177,8 +183,11 @@ def _resolved(gateway: Gateway, name: SessionName, scope: str, rendered: Rendere
     return sessions.SessionName(sessions.new_session_id(), sessions.NEW, name.parent_id)
 
 
-def _standing(gateway: Gateway, request: TurnRequest, name: SessionName, encoded: Encoded, place: OpenTurn) -> Standing:
+def _standing(
+    gateway: Gateway, asked: Asked, name: SessionName, rendered: Rendered, encoded: Encoded, place: OpenTurn
+) -> Standing:
     match = place.match
+    written = None if match.branch is None else match.branch.written_blocks
     return Standing(
         session_id=place.session.id,
         id_source=name.source,
@@ -188,19 +197,33 @@ def _standing(gateway: Gateway, request: TurnRequest, name: SessionName, encoded
         prompt_tokens=len(encoded.token_ids),
         history_tokens=match.history_tokens,
         shared_tokens=match.shared_tokens,
-        is_known_session=match.is_known_session,
+        is_known_session=match.is_known_session and not match.has_unread,
         block_tokens=gateway.block_tokens,
-        cache=_may_cache(request),
+        cache=_may_cache(asked.request),
         divergence=_divergence(gateway, encoded, place),
-        gone=MissReason.NEW_SESSION if place.former is None else WHY_GONE[place.former.why],
+        gone=_why_gone(gateway, rendered, place),
+        written_tokens=None if written is None else written * gateway.block_tokens,
     )
+
+
+def _why_gone(gateway: Gateway, rendered: Rendered, place: OpenTurn) -> MissReason:
+    """Why a session that is not known has no history, or none that can be looked at."""
+    if place.match.has_unread:
+        return MissReason.LOAD_FAILED
+    if place.former is not None:
+        return WHY_GONE[place.former.why]
+    goes_on = bool(rendered.digests)  # there are answers in it
+    # The earlier process's sessions are not known by name any more: one that goes on may have been among them.
+    return gateway.keeper.lost if goes_on and gateway.keeper.lost is not None else MissReason.NEW_SESSION
 
 
 def _divergence(gateway: Gateway, encoded: Encoded, place: OpenTurn) -> Divergence | None:
     match = place.match
     if match.branch is None or match.shared_tokens == match.history_tokens:
         return None
-    return gateway.chat.diverge(encoded, match.branch.history, match.shared_tokens)
+    history = match.branch.history
+    assert isinstance(history, History), "a branch is matched by its ids"
+    return gateway.chat.diverge(encoded, history, match.shared_tokens)
 
 
 def _may_cache(request: TurnRequest) -> bool:

@@ -38,6 +38,8 @@ class Standing:
     divergence: Divergence | None
     gone: MissReason = MissReason.NEW_SESSION
     """Why an unknown session has no history."""
+    written_tokens: int | None = None
+    """Of a branch read back after a restart: its first tokens whose blocks were on NVMe then."""
 
 
 @dataclass(slots=True)
@@ -45,8 +47,8 @@ class Figures:
     """What a turn turned out to do; filled while it runs. Seconds since its arrival, where not said otherwise."""
 
     reused: dict[Tier, int] = field(default_factory=dict)
-    miss: MissReason = MissReason.EVICTED
-    """Why shared blocks were not to be had, if any were not."""
+    miss: MissReason | None = None
+    """Why shared blocks could not be had, where the store says so."""
     wake_seconds: float = 0.0
     wake_trigger: str | None = None
     queue_seconds: float = 0.0
@@ -85,9 +87,17 @@ def reuse(standing: Standing, figures: Figures) -> Reuse:
         block_tokens=standing.block_tokens,
         is_known_session=standing.is_known_session,
         cache=standing.cache,
-        missed=figures.miss,
+        missed=_missed(standing, figures),
         gone=standing.gone,
     )
+
+
+def _missed(standing: Standing, figures: Figures) -> MissReason:
+    """Why the first shared block that was not reused was not there."""
+    if figures.miss is not None:
+        return figures.miss
+    was_written = standing.written_tokens is None or figures.reused_tokens < standing.written_tokens
+    return MissReason.EVICTED if was_written else MissReason.NOT_WRITTEN
 
 
 def session_as_granted(standing: Standing, figures: Figures) -> dict[str, object]:

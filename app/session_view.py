@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvstore.types import Tier
 
 if TYPE_CHECKING:
     from app.store import SleepingStore
+    from kvstore.clocks import Clocks
     from kvstore.session import Branch, Session
     from kvstore.terms import Terms
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """Both clocks at one moment: sessions are kept by the monotonic one, and shown by the wall's."""
-
-    monotonic: float
-    wall: float
-
-    def unix(self, moment: float) -> float:
-        """Unix seconds of a monotonic moment, to the millisecond."""
-        return round(self.wall + moment - self.monotonic, 3)
 
 
 def session_object(session: Session, clocks: Clocks, store: SleepingStore | None = None) -> dict[str, object]:
@@ -36,7 +24,7 @@ def session_object(session: Session, clocks: Clocks, store: SleepingStore | None
         "last_active_at": clocks.unix(session.last_active),
         "parent_id": session.parent_id,
         "turns": session.turns,
-        "tokens": sum(len(branch.history.token_ids) for branch in branches),
+        "tokens": sum(branch.num_tokens for branch in branches),
         "busy": session.is_busy,
         **terms_object(session.terms),
         "branches": [branch_object(branch, clocks, store) for branch in branches],
@@ -48,7 +36,7 @@ def branch_object(branch: Branch, clocks: Clocks, store: SleepingStore | None) -
     return {
         "index": branch.index,
         "turns": branch.turns,
-        "tokens": len(branch.history.token_ids),
+        "tokens": branch.num_tokens,
         "busy": branch.is_busy,
         "last_active_at": clocks.unix(branch.last_active),
         "expected_return_at": _unix(branch.expected_return, clocks),

@@ -18,6 +18,9 @@ class Gone(StrEnum):
     DELETED = "deleted"
     EXPIRED = "expired"
     EVICTED = "evicted"  # more sessions than may be kept
+    LOST = "lost"  # its history could no longer be read
+    CORRUPT = "corrupt"  # its history did not verify
+    OTHER_MODEL = "other_model"  # it is in the catalog, in another model's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,6 @@ class FormerSessions:
 
 def _digest(tenant: str, session_id: str) -> bytes:
     digest = hashlib.blake2b(digest_size=16, person=b"dormouse-former")
-    owner = tenant.encode()
-    digest.update(len(owner).to_bytes(8, "little") + owner + session_id.encode())
+    owner = tenant.encode("utf-8", "surrogatepass")
+    digest.update(len(owner).to_bytes(8, "little") + owner + session_id.encode("utf-8", "surrogatepass"))
     return digest.digest()

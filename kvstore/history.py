@@ -53,6 +53,24 @@ class History:
     digests: tuple[bytes, ...] = ()
     told: Told | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompts and answers, all of them."""
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A history that lies in the catalog and not in memory: what may be asked of it without reading it.
+
+    The catalog knows it by `digest`, which is of everything in it: no other can be taken for it, whatever becomes
+    of the file. Whoever forks the branch shares it, as a history is shared.
+    """
+
+    digest: bytes
+    num_tokens: int
+    digests: tuple[bytes, ...] = ()
+
 
 NOTHING = History(array("I"), "", (), 0)
 """What a branch has before its first turn completes."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvstore import chain
-from kvstore.history import NOTHING, History
+from kvstore.history import NOTHING, History, Unread
 from kvstore.terms import SILENT, USUAL, Terms, Wishes
 
 if TYPE_CHECKING:
@@ -26,21 +26,29 @@ class Branch:
 
     `keys` are those of its storable blocks, packed (chain.pack): full blocks of all tokens but the
     last, which was sampled and never computed. `expected_return` is when its client means to be back.
+    `written_blocks`: of a branch that was read back after a restart, how many of its blocks, from the first
+    on, were on NVMe then; None from its next turn on, and for a branch of this process.
     """
 
     index: int
     last_active: float
     terms: Terms = USUAL
-    history: History = NOTHING
+    history: History | Unread = NOTHING
     keys: bytes = b""
     turns: int = 0
     is_busy: bool = False
     expected_return: float | None = None
+    written_blocks: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of its history."""
+        return self.history.num_tokens
 
     @property
     def kv_tokens(self) -> int:
         """Tokens whose K/V the last turn computed."""
-        return max(0, len(self.history.token_ids) - 1)
+        return max(0, self.num_tokens - 1)
 
     @property
     def block_keys(self) -> tuple[BlockKey, ...]:
@@ -92,12 +100,16 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Which branch a prompt continues: `branch` None means a new one; `shared_tokens` are then 0."""
+    """Which branch a prompt continues: `branch` None means a new one; `shared_tokens` are then 0.
+
+    `has_unread`: of some idle branch the history could not be looked at, so it was passed over.
+    """
 
     branch: Branch | None
     shared_tokens: int
     history_tokens: int
     is_known_session: bool
+    has_unread: bool = False
 
 
 @dataclass(slots=True, eq=False)

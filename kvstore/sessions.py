@@ -17,27 +17,27 @@ The rules:
 6. A fork is a session of its own that begins with the same histories. Sharing is by reference here
    and by block key in the store, so neither copies anything.
 7. Whoever makes the book forget something tells the store: what goes beside the turn at hand is returned.
+8. A session that was read back after a restart is complete but for its histories, which are `Unread` until
+   somebody recalls them. Such a branch is listed, found by its text, forked, changed, expired and forgotten
+   like any other; only a turn cannot continue it, so it is recalled before a turn looks.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from kvstore import chain
 from kvstore.deadlines import Deadlines
 from kvstore.errors import SessionEmpty, SessionTaken, SessionUnknown
 from kvstore.former import Former, FormerSessions, Gone
+from kvstore.history import History, Unread
 from kvstore.session import Branch, Match, OpenTurn, Page, Recorded, Session
 from kvstore.terms import SILENT, Change, Wishes
 from kvstore.text_index import TextIndex
-
-if TYPE_CHECKING:
-    from kvstore.history import History
 
 
 class SessionBook:
@@ -76,17 +76,28 @@ class SessionBook:
         if session is None:
             return []
         branches = sorted(session.branches.values(), key=lambda branch: branch.last_active, reverse=True)
-        return [branch.history for branch in branches if branch.turns]
+        return [branch.history for branch in branches if branch.turns and isinstance(branch.history, History)]
+
+    def unread(self, tenant: str, session_id: str) -> list[Branch]:
+        """Branches of the session whose histories have not been recalled."""
+        session = self.get(tenant, session_id)
+        branches = session.branches.values() if session is not None else ()
+        return [branch for branch in branches if isinstance(branch.history, Unread)]
 
     def match(self, tenant: str, session_id: str, token_ids: array[int]) -> Match:
         """Which branch of the session a prompt of `token_ids` continues; changes nothing."""
         session = self.get(tenant, session_id)
         best: Match | None = None
+        has_unread = False
         for branch in _idle(session) if session is not None else ():
-            shared = chain.common_prefix(branch.history.token_ids, token_ids)
-            if shared >= max(1, branch.history.first_answer) and (best is None or _beats(branch, shared, best)):
-                best = Match(branch, shared, len(branch.history.token_ids), True)
-        return best if best is not None else Match(None, 0, 0, session is not None)
+            history = branch.history
+            if isinstance(history, Unread):
+                has_unread = True
+                continue
+            shared = chain.common_prefix(history.token_ids, token_ids)
+            if shared >= max(1, history.first_answer) and (best is None or _beats(branch, shared, best)):
+                best = Match(branch, shared, history.num_tokens, True)
+        return best if best is not None else Match(None, 0, 0, session is not None, has_unread)
 
     def find(
         self, tenant: str, digests: Sequence[bytes], *, parent_id: str | None = None, group: str | None = None
@@ -154,8 +165,9 @@ class SessionBook:
         previous, old_keys, old_tip = branch.history, branch.keys, branch.tip
         if turn.session.is_forgotten:
             return Recorded(False, array("I"), 0)
+        assert isinstance(previous, History), "a turn continues only what it could look at"
         self._texts.remove(turn.session, branch)
-        branch.history, branch.keys = history, keys
+        branch.history, branch.keys, branch.written_blocks = history, keys, None
         # What was changed while the turn ran (PATCH) holds, where its request did not say otherwise.
         branch.terms = branch.terms.with_wishes(turn.wishes)
         idle = turn.wishes.expected_idle_seconds
@@ -267,6 +279,12 @@ class SessionBook:
             self._drop(session, Gone.DELETED)
         return session
 
+    def forget_former(self, tenant: str, session_id: str) -> None:
+        """A session that is not here, but may be on disk, was deleted there."""
+        former = self.former(tenant, session_id)
+        if former is not None:
+            self._former.add(tenant, session_id, Former(Gone.DELETED, former.serial))
+
     def forget_all(self, tenant: str, *, before: int | None = None, limit: int | None = None) -> list[Session]:
         """Drop a tenant's sessions, oldest first: those first seen before serial `before`, `limit` at most."""
         old = (each for each in self._by_serial.get(tenant, {}).values() if before is None or each.serial < before)
@@ -279,6 +297,46 @@ class SessionBook:
     def end_serial(self) -> int:
         """Greater than any serial given so far."""
         return self._next_serial
+
+    # --- what was read back -----------------------------------------------------------------
+
+    def restore(
+        self, sessions: Iterable[Session], others: Iterable[tuple[str, str, int]] = (), next_serial: int = 0
+    ) -> list[tuple[Session, Branch]]:
+        """Take in sessions of an earlier process, before any of this one; says which had to make room.
+
+        Each comes once, with its branches. `others` are (tenant, id, serial) of sessions that another model
+        has: an id of theirs is told from one that never was. Serials from `next_serial` on are free.
+        """
+        assert not self._sessions, "sessions are restored before any begins"
+        for tenant, session_id, serial in others:
+            self._former.add(tenant, session_id, Former(Gone.OTHER_MODEL, serial))
+        ordered = sorted(sessions, key=lambda each: each.last_active)
+        for session in ordered:
+            assert session.serial < next_serial
+            self._sessions[session.tenant, session.id] = session
+            self._former.discard(session.tenant, session.id)
+            for branch in session.branches.values():
+                self._texts.add(session, branch)
+                if branch.terms.expire_seconds is not None:
+                    self._set_expiry(session, branch)
+        for session in sorted(ordered, key=lambda each: each.serial):
+            self._by_serial.setdefault(session.tenant, {})[session.serial] = session
+        self._next_serial = max(self._next_serial, next_serial)
+        return list(self._trim_sessions())
+
+    def recall(self, session: Session, branch: Branch, history: History) -> None:
+        """The history of a branch has been read. Does nothing where the branch has gone or moved on meanwhile."""
+        if isinstance(branch.history, Unread) and session.branches.get(branch.index) is branch:
+            assert history.digests == branch.history.digests, "what finds it by its text stays the same"
+            branch.history = history
+
+    def lose(self, session: Session, branch: Branch, why: Gone) -> bool:
+        """The history of a branch cannot be had any more: the branch goes; False where it has gone already."""
+        if session.is_forgotten or session.branches.get(branch.index) is not branch:
+            return False
+        self._drop_branch(session, branch, why)
+        return True
 
     # --- within -----------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ PURE = {
     *(f"kvstore.{name}" for name in ("admission", "branches", "cleaner", "config", "frontier", "hints")),
     *(f"kvstore.{name}" for name in ("laws", "lookahead", "residency", "room", "roster", "snapshot", "store")),
     *(f"kvstore.{name}" for name in ("tables", "tails", "traffic", "transfers", "turns", "upkeep", "wakes")),
+    *(f"kvstore.{name}" for name in ("clocks", "catalog_rows", "catalog_pending")),
     "models.scheduler",
 }
 IMPURE_LIBRARY = {

@@ -176,7 +176,7 @@ def row(gateway: Gateway, session: Session, now: float) -> Row:
         is_salted=is_salted(session.tenant),
         branches=len(branches),
         turns=session.turns,
-        tokens=sum(len(branch.history.token_ids) for branch in branches),
+        tokens=sum(branch.num_tokens for branch in branches),
         shares=_shares(gateway, session),
         last_active=numbers.duration(now - session.last_active),
         is_busy=session.is_busy,

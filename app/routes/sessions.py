@@ -17,9 +17,10 @@ from app.errors import InvalidRequest
 from app.gateway import Gateway, gateway_of
 from app.raw_paths import RawPathRoute, decoded
 from app.session_bodies import ForkRequest, SessionPatch, WakeRequest
-from app.session_view import Clocks, session_object
+from app.session_view import session_object
 from app.sessions import new_session_id
 from app.wakes import wake_session, withdraw_wakes
+from kvstore.clocks import Clocks
 from kvstore.errors import SessionUnknown
 
 if TYPE_CHECKING:
@@ -103,10 +104,13 @@ async def get_session(session_id: str, caller: AnyCaller) -> Response:
 @router.delete("/{session_id}")
 async def delete_session(session_id: str, caller: AnyCaller) -> Response:
     """Forget a session: what no other shares leaves every tier. A turn in flight runs on and leaves nothing."""
-    session = caller.session(decoded(session_id))
-    caller.gateway.hints.withdraw(session)
-    caller.gateway.keeper.forget(caller.scope, session.id)
-    return JSONResponse({"id": session.id, "object": "session.deleted", "deleted": True})
+    name = decoded(session_id)
+    session = caller.gateway.book.get(caller.scope, name)
+    if session is not None:
+        caller.gateway.hints.withdraw(session)
+    if not caller.gateway.keeper.forget(caller.scope, name):
+        raise SessionUnknown(name)
+    return JSONResponse({"id": name, "object": "session.deleted", "deleted": True})
 
 
 @router.patch("/{session_id}")

@@ -60,7 +60,12 @@ def keys(*tokens: int) -> bytes:
 def branch_tokens(book: SessionBook, session_id: str) -> dict[int, list[int]]:
     session = book.get(TENANT, session_id)
     assert session is not None
-    return {index: list(branch.history.token_ids) for index, branch in session.branches.items()}
+    return {index: list(told(branch).token_ids) for index, branch in session.branches.items()}
+
+
+def told(branch: Branch) -> History:
+    assert isinstance(branch.history, History)
+    return branch.history
 
 
 def test_a_first_turn_makes_a_session_with_one_branch() -> None:
