@@ -19,7 +19,7 @@ import numpy as np
 
 from kvstore import chain
 from kvstore.catalog_file import FolderRow, connect, is_of_the_medium
-from kvstore.catalog_rows import PackedHistory, pack_text, split_digests, unpack_history, unpack_text
+from kvstore.catalog_rows import PackedHistory, SlotShape, pack_text, split_digests, unpack_history, unpack_text
 from kvstore.history import Unread
 from kvstore.session import Branch, Session
 from kvstore.terms import Persist, Terms
@@ -106,10 +106,10 @@ def folders(path: Path) -> list[FolderRow]:
     """Every model that has a place here, the longest unused first."""
     with closing(connect(path, read_only=True)) as connection:
         return [
-            FolderRow(number, key, name, layout, last_used, bool(has_all), bool(sweep))
-            for number, key, name, layout, last_used, has_all, sweep in connection.execute(
-                "SELECT number, model_key, name, layout, last_used, has_all_blocks, wants_sweep"
-                " FROM folders ORDER BY last_used"
+            FolderRow(number, key, name, SlotShape(*shape), last_used, bool(has_all), bool(sweep))
+            for number, key, name, *shape, last_used, has_all, sweep in connection.execute(
+                "SELECT number, model_key, name, block_tokens, slot_bytes, dtype, last_used, has_all_blocks,"
+                " wants_sweep FROM folders ORDER BY last_used"
             )
         ]
 
@@ -241,6 +241,12 @@ def blocks(path: Path, folder: int) -> Blocks:
     found.keys, found.parents = b"".join(keys), b"".join(parents)
     found.last_used = array("d", [-np.inf]) * len(found)
     return found
+
+
+def unread_histories(path: Path) -> list[Unread]:
+    """Every history there is, once."""
+    with closing(connect(path, read_only=True)) as connection:
+        return [Unread(digest, 0) for (digest,) in connection.execute("SELECT digest FROM histories")]
 
 
 def branch_keys(path: Path, folder: int) -> list[bytes]:
