@@ -43,13 +43,7 @@ class FolderBlocks:
 
     def forget(self, slots: Iterable[int]) -> None:
         """What is in these slots is not to be found again."""
-        cleared = tuple(slots)
-
-        def change(pending: Pending) -> None:
-            for slot in cleared:
-                pending.clear(self._folder, slot)
-
-        self._catalog.put(change)
+        forget_slots(self._catalog, self._folder, slots)
 
     def erase(self, slots: Iterable[int], done: Callable[[], None]) -> None:
         """As `forget`, and the bytes have to go: `done` is called on the event loop once they have, tried again and
@@ -78,3 +72,14 @@ class FolderBlocks:
             loop.call_soon_threadsafe(ended, self._erase(slots))
 
         self._workers.submit(erase, urgent=False)
+
+
+def forget_slots(catalog: Catalog, folder: int, slots: Iterable[int]) -> None:
+    """Nothing is in these slots of a folder any more."""
+    cleared = tuple(slots)
+
+    def change(pending: Pending) -> None:
+        for slot in cleared:
+            pending.clear(folder, slot)
+
+    catalog.put(change)

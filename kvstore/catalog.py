@@ -191,10 +191,6 @@ class Catalog:
         self._own.drop_folder(folder.number)
         self._own.empty_log()
 
-    def check(self) -> list[str]:
-        """What is wrong with the file as such; reads all of it."""
-        return self._own.check()
-
     def compact(self) -> None:
         """Give back what deleted rows have left free."""
         self._own.compact()

@@ -250,11 +250,6 @@ class CatalogFile:
                 transaction.drop_session(serial)
         return len(due)
 
-    def check(self) -> list[str]:
-        """What SQLite finds wrong with the file; nothing, as a rule. Reads all of it."""
-        found = [str(line) for (line,) in self._connection.execute("PRAGMA integrity_check")]
-        return [] if found == ["ok"] else found
-
     def compact(self) -> None:
         """Give back what deleted rows have left free."""
         self._connection.execute("VACUUM")

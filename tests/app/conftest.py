@@ -182,4 +182,5 @@ def scripted_gateway(
         metrics=metrics,
         text_threads=threads,
         started_at=int(time.time()),
+        disk=None if shelf is None else shelf.disk,
     )

@@ -19,6 +19,7 @@ from kvstore.terms import USUAL, Terms
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from app.disk import Disk
     from kvstore.catalog import Restored
     from kvstore.catalog_reading import ReadFault
     from kvstore.catalog_rows import BlockRow
@@ -44,6 +45,7 @@ class Shelf:
     ) -> None:
         self.root = root
         self.monotonic, self.wall = 500.0, wall
+        self.disk: Disk | None = None  # for a server that is asked about it
         self.losses = 0
         self.catalog = Catalog.open(root / FILE_NAME, wall)
         self.folder = self.catalog.folder("tiny", model, SHAPE, wall)
