@@ -8,13 +8,15 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from app import config_view
+from app import config_view, disk_address
 from app.configuration import Source
+from app.gateway import gateway_of
 from dormouse_gateway import __version__
 
 if TYPE_CHECKING:
     import socket
 
+    from fastapi import FastAPI
     from starlette.types import ASGIApp
 
     from app.configuration import Configuration
@@ -44,11 +46,13 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-async def ready(app: ASGIApp, sock: socket.socket, settings: Settings) -> None:
+async def ready(app: FastAPI, sock: socket.socket, settings: Settings) -> None:
     """Say where the server answers; for people, with commands that work as they stand."""
     url = base_url(*sock.getsockname()[:2])
     model = await _first_model(app)
     log.info("ready", extra={"fields": {"url": url, "model": model}})
+    if (disk := gateway_of(app).disk) is not None:
+        disk_address.tell(disk.directory.root, url)
     if settings.log_format == "pretty":
         print(hello(url, model), file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""The command line: serve, chat, config, doctor, model.
+"""The command line: serve, chat, config, doctor, store, model.
 
 torch and transformers take seconds to import; no command does so before its flags have been checked, and `--help`
 never does.
@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from app.configuration import Configuration, SettingsRefused, load
+from app.disk_cli import store
 from app.flags import with_settings
 from app.units import parse_tokens
 from dormouse_gateway import __version__
@@ -29,6 +30,7 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 model = typer.Typer(no_args_is_help=True, help="The embedded model: fetch it, or say where it is.")
+cli.add_typer(store, name="store")
 cli.add_typer(model, name="model")
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
+    from app.disk import Disk
     from app.hints import Hints
     from app.keeper import Keeper
     from app.metrics import Metrics
@@ -50,6 +51,8 @@ class Gateway:
     started_at: int
     """Unix seconds; `/v1/models` calls it `created`."""
     is_draining: bool = False
+    disk: Disk | None = None
+    """What outlives the process; None where nothing does."""
 
     @property
     def book(self) -> SessionBook:

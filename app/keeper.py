@@ -232,6 +232,17 @@ class Keeper:
         self._journal.drop_ids(scope, session_id)
         return True
 
+    def forget_everywhere(self, session_id: str, scopes: Iterable[str]) -> None:
+        """Drop the sessions of that id, whosever they are; `scopes` are those that have any on disk."""
+        for scope in {*self.book.tenants(), *scopes}:
+            if not self.forget(scope, session_id):
+                self._journal.drop_ids(scope, session_id)
+
+    async def forget_all_everywhere(self, scopes: Iterable[str]) -> None:
+        """Drop every session; `scopes` are those that have any on disk."""
+        for scope in {*self.book.tenants(), *scopes}:
+            await self.forget_all(scope)
+
     async def forget_all(self, scope: str) -> int:
         """Drop the sessions that are there now, some at a time: a hundred thousand would stop every stream.
 

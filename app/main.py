@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from app import errors, startup
 from app.boundary import REQUEST_ID, BodyLimit, LastResort, RequestIds
-from app.routes import admin, chat, completions, embeddings, health, metrics, models, sessions
+from app.routes import admin, chat, completions, disk, embeddings, health, metrics, models, sessions
 from dormouse_gateway import __version__
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def create_app(
 
     app = FastAPI(title="Dormouse", version=__version__, lifespan=lifespan, redirect_slashes=False)
     errors.install(app)
-    for routes in (chat, completions, embeddings, models, sessions, admin, health, metrics):
+    for routes in (chat, completions, embeddings, models, sessions, admin, disk, health, metrics):
         app.include_router(routes.router)
     app.add_middleware(BodyLimit)
     app.add_middleware(LastResort)

@@ -30,7 +30,7 @@ from kvstore.reuse import MissReason
 if TYPE_CHECKING:
     from kvstore.catalog_pending import Pending
     from kvstore.catalog_reading import Blocks, ReadFault
-    from kvstore.catalog_rows import BlockRow, PlacedBlock
+    from kvstore.catalog_rows import PlacedBlock, SlotShape
     from kvstore.catalog_writer import CatalogHealth
     from kvstore.clocks import Clocks
     from kvstore.history import History, Unread
@@ -98,20 +98,20 @@ class Catalog:
 
     # --- before it starts -------------------------------------------------------------------
 
-    def folder(self, name: str, model_key: bytes, layout: str, wall: float) -> FolderRow:
+    def folder(self, name: str, model_key: bytes, shape: SlotShape, wall: float) -> FolderRow:
         """The place of a model, made if need be, and used now.
 
         A file that turns out to be damaged is set aside, here and by `restore`: `loss` says so.
         """
-        return self._or_anew(lambda: self._folder(name, model_key, layout, wall))
+        return self._or_anew(lambda: self._folder(name, model_key, shape, wall))
 
-    def _folder(self, name: str, model_key: bytes, layout: str, wall: float) -> FolderRow:
+    def _folder(self, name: str, model_key: bytes, shape: SlotShape, wall: float) -> FolderRow:
         known = reading.folders(self.path)
         found = next((each for each in known if each.model_key == model_key), None)
         if found is None:
             number = 1 + max((each.number for each in known), default=0)
-            found = FolderRow(number, model_key, name, layout, wall, False)
-        found = replace(found, name=name, layout=layout, last_used=wall)
+            found = FolderRow(number, model_key, name, shape, wall, False)
+        found = replace(found, name=name, shape=shape, last_used=wall)
         self._own.keep_folder(found)
         return found
 
@@ -191,6 +191,10 @@ class Catalog:
         self._own.drop_folder(folder.number)
         self._own.empty_log()
 
+    def compact(self) -> None:
+        """Give back what deleted rows have left free."""
+        self._own.compact()
+
     # --- while it runs ----------------------------------------------------------------------
 
     def start(self, folder: FolderRow, next_serial: int, on_lost: Callable[[], None] = lambda: None) -> None:
@@ -231,34 +235,6 @@ class Catalog:
     def _own(self) -> CatalogFile:
         assert self._file is not None, "it belongs to the thread that writes"
         return self._file
-
-
-class FolderBlocks:
-    """What the planner tells of one folder's slots, passed on to the catalog."""
-
-    def __init__(self, catalog: Catalog, folder: FolderRow) -> None:
-        self._catalog = catalog
-        self._folder = folder.number
-
-    def record(self, blocks: Iterable[BlockRow]) -> None:
-        """These blocks' bytes are in their slots."""
-        rows = tuple(blocks)
-
-        def change(pending: Pending) -> None:
-            for row in rows:
-                pending.place(self._folder, row)
-
-        self._catalog.put(change)
-
-    def forget(self, slots: Iterable[int]) -> None:
-        """These slots are free. Of what is to be erased: when it has been, or a crash between would leave it there."""
-        cleared = tuple(slots)
-
-        def change(pending: Pending) -> None:
-            for slot in cleared:
-                pending.clear(self._folder, slot)
-
-        self._catalog.put(change)
 
 
 def _swept(path: Path, wall: float) -> CatalogFile:

@@ -23,7 +23,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstore.catalog_rows import pack_history, pack_text
+from kvstore.catalog_rows import SlotShape, pack_history, pack_text
 from kvstore.history import Unread
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ BUSY_SECONDS = 2.0
 
 SCHEMA = """
 CREATE TABLE folders (
-    number INTEGER PRIMARY KEY, model_key BLOB NOT NULL UNIQUE, name TEXT NOT NULL, layout TEXT NOT NULL,
-    last_used REAL NOT NULL, has_all_blocks INTEGER NOT NULL, wants_sweep INTEGER NOT NULL DEFAULT 0);
+    number INTEGER PRIMARY KEY, model_key BLOB NOT NULL UNIQUE, name TEXT NOT NULL, block_tokens INTEGER NOT NULL,
+    slot_bytes INTEGER NOT NULL, dtype TEXT NOT NULL, last_used REAL NOT NULL, has_all_blocks INTEGER NOT NULL,
+    wants_sweep INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE blocks (
     folder INTEGER NOT NULL, slot INTEGER NOT NULL, key BLOB NOT NULL, parent BLOB, first_block INTEGER NOT NULL,
     PRIMARY KEY (folder, slot)) WITHOUT ROWID;
@@ -100,7 +101,7 @@ class FolderRow:
     number: int
     model_key: bytes
     name: str
-    layout: str
+    shape: SlotShape
     last_used: float
     has_all_blocks: bool
     wants_sweep: bool = False
@@ -197,12 +198,12 @@ class CatalogFile:
     def keep_folder(self, folder: FolderRow) -> None:
         """As it is now."""
         self._connection.execute(
-            "INSERT OR REPLACE INTO folders VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO folders VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 folder.number,
                 folder.model_key,
                 folder.name,
-                folder.layout,
+                *folder.shape,
                 folder.last_used,
                 folder.has_all_blocks,
                 folder.wants_sweep,
@@ -248,6 +249,11 @@ class CatalogFile:
             ).fetchall():
                 transaction.drop_session(serial)
         return len(due)
+
+    def compact(self) -> None:
+        """Give back what deleted rows have left free."""
+        self._connection.execute("VACUUM")
+        self.empty_log()
 
     def drop_sessions(self, serials: Iterable[int]) -> None:
         """These sessions, with what was said in them."""

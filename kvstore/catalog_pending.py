@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from kvstore.catalog_rows import BlockRow, BranchRow, SessionRow
+    from kvstore.catalog_rows import BranchRow, PlacedBlock, SessionRow
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -26,7 +26,7 @@ class Batch:
 
     sessions: dict[int, SessionRow | None] = field(default_factory=dict)
     branches: dict[tuple[int, int], BranchRow | None] = field(default_factory=dict)
-    blocks: dict[tuple[int, int], BlockRow | None] = field(default_factory=dict)
+    blocks: dict[tuple[int, int], PlacedBlock | None] = field(default_factory=dict)
     ids: dict[tuple[str, str | None], None] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class Pending:
         self._batch.ids[tenant, session_id] = None
         self.version += 1
 
-    def place(self, folder: int, block: BlockRow) -> None:
+    def place(self, folder: int, block: PlacedBlock) -> None:
         """The slot holds this block."""
         self._batch.blocks[folder, block.slot] = block
         self.version += 1

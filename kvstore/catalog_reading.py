@@ -19,17 +19,17 @@ import numpy as np
 
 from kvstore import chain
 from kvstore.catalog_file import FolderRow, connect, is_of_the_medium
-from kvstore.catalog_rows import PackedHistory, pack_text, split_digests, unpack_history, unpack_text
+from kvstore.catalog_rows import PackedHistory, SlotShape, pack_text, split_digests, unpack_history, unpack_text
 from kvstore.history import Unread
 from kvstore.session import Branch, Session
 from kvstore.terms import Persist, Terms
+from kvstore.types import BlockKey
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kvstore.clocks import Clocks
     from kvstore.history import History
-    from kvstore.types import BlockKey
 
 NO_PARENT = bytes(chain.KEY_BYTES)
 
@@ -106,10 +106,10 @@ def folders(path: Path) -> list[FolderRow]:
     """Every model that has a place here, the longest unused first."""
     with closing(connect(path, read_only=True)) as connection:
         return [
-            FolderRow(number, key, name, layout, last_used, bool(has_all), bool(sweep))
-            for number, key, name, layout, last_used, has_all, sweep in connection.execute(
-                "SELECT number, model_key, name, layout, last_used, has_all_blocks, wants_sweep"
-                " FROM folders ORDER BY last_used"
+            FolderRow(number, key, name, SlotShape(*shape), last_used, bool(has_all), bool(sweep))
+            for number, key, name, *shape, last_used, has_all, sweep in connection.execute(
+                "SELECT number, model_key, name, block_tokens, slot_bytes, dtype, last_used, has_all_blocks,"
+                " wants_sweep FROM folders ORDER BY last_used"
             )
         ]
 
@@ -197,6 +197,12 @@ def others(path: Path, folder: int) -> list[tuple[str, str, int]]:
         return [(unpack_text(tenant), unpack_text(name), serial) for tenant, name, serial in rows]
 
 
+def tenants(path: Path) -> list[str]:
+    """Those that have sessions, of any model."""
+    with closing(connect(path, read_only=True)) as connection:
+        return [unpack_text(tenant) for (tenant,) in connection.execute("SELECT DISTINCT tenant FROM sessions")]
+
+
 def next_serial(path: Path) -> int:
     """Greater than that of any session of any folder."""
     with closing(connect(path, read_only=True)) as connection:
@@ -214,15 +220,12 @@ def listing(path: Path) -> list[Listing]:
         return [Listing(folder, unpack_text(tenant), unpack_text(name), *rest) for folder, tenant, name, *rest in rows]
 
 
-def serials(path: Path, tenant: str | None = None, session_id: str | None = None) -> list[int]:
-    """Sessions of any model by that id, in every tenant's or one's; all of them where neither is given."""
-    query, values = "SELECT serial FROM sessions WHERE 1", []
-    for column, value in (("tenant", tenant), ("id", session_id)):
-        if value is not None:
-            query += f" AND {column} = ?"
-            values.append(pack_text(value))
+def serials(path: Path, session_id: str | None = None) -> list[int]:
+    """Sessions by that id, of any model and any tenant; None: all of them."""
+    query = "SELECT serial FROM sessions WHERE ?1 IS NULL OR id = ?1"
     with closing(connect(path, read_only=True)) as connection:
-        return [serial for (serial,) in connection.execute(query, values)]
+        rows = connection.execute(query, (None if session_id is None else pack_text(session_id),))
+        return [serial for (serial,) in rows]
 
 
 def blocks(path: Path, folder: int) -> Blocks:
@@ -241,6 +244,29 @@ def blocks(path: Path, folder: int) -> Blocks:
     found.keys, found.parents = b"".join(keys), b"".join(parents)
     found.last_used = array("d", [-np.inf]) * len(found)
     return found
+
+
+def key_at(path: Path, folder: int, slot: int) -> BlockKey | None:
+    """The block that a slot is said to hold, now."""
+    with closing(connect(path, read_only=True)) as connection:
+        row = connection.execute("SELECT key FROM blocks WHERE folder = ? AND slot = ?", (folder, slot)).fetchone()
+        return None if row is None else BlockKey(row[0])
+
+
+def faults(path: Path) -> list[str]:
+    """What SQLite finds wrong with the file; nothing, as a rule. Reads all of it."""
+    try:
+        with closing(connect(path, read_only=True)) as connection:
+            found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check")]
+    except sqlite3.DatabaseError as error:
+        return [str(error)]
+    return [] if found == ["ok"] else found
+
+
+def unread_histories(path: Path) -> list[Unread]:
+    """Every history there is, once."""
+    with closing(connect(path, read_only=True)) as connection:
+        return [Unread(digest, 0) for (digest,) in connection.execute("SELECT digest FROM histories")]
 
 
 def branch_keys(path: Path, folder: int) -> list[bytes]:

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from kvstore.types import BlockKey
 
 
+class SlotShape(NamedTuple):
+    """What a folder's slots hold: enough to read them without the model."""
+
+    block_tokens: int
+    slot_bytes: int  # of payload
+    dtype: str
+
+
 class SessionRow(NamedTuple):
     """A session without its branches; times are Unix seconds."""
 

@@ -117,19 +117,11 @@ class CatalogJournal:
 
     async def read(self, unread: Unread) -> History | ReadFault:
         """On a thread of its own; a disk that takes too long is one that cannot be read now."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[History | ReadFault] = loop.create_future()
-
-        def settle(found: History | ReadFault) -> None:
-            if not answer.done():
-                answer.set_result(found)
-
-        def read() -> None:
-            loop.call_soon_threadsafe(settle, self._catalog.read(unread))
-
-        self._readers.submit(read, urgent=False)
+        reading = asyncio.get_running_loop().run_in_executor(
+            self._readers.place(urgent=False), self._catalog.read, unread
+        )
         try:
-            return await asyncio.wait_for(answer, READ_SECONDS)
+            return await asyncio.wait_for(reading, READ_SECONDS)
         except TimeoutError:
             return ReadFault.UNREADABLE
 

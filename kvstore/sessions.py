@@ -128,6 +128,10 @@ class SessionBook:
             found.append(session)
         return Page(tuple(found), None)
 
+    def tenants(self) -> list[str]:
+        """Those that have sessions."""
+        return list(self._by_serial)
+
     def recent(self, offset: int = 0, limit: int = 100) -> list[Session]:
         """Sessions of every tenant, the most recently active first."""
         return list(islice(reversed(self._sessions.values()), offset, offset + limit))

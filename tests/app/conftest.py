@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerFast
 
+    from tests.kvstore.shelf import Shelf
+
 MIB = 1024**2
 BLOCK_TOKENS = 16
 NAME = "scripted"
@@ -110,6 +112,7 @@ def serve(tokenizer: PreTrainedTokenizerFast) -> Iterator[Callable[..., Scripted
             max_context: int = 2048,
             words: list[str] | None = None,
             drain_seconds: int = 5,
+            shelf: Callable[[], Shelf] | None = None,
             **options: object,
         ) -> Scripted:
             script = None if words is None else lambda _spec: words
@@ -119,10 +122,13 @@ def serve(tokenizer: PreTrainedTokenizerFast) -> Iterator[Callable[..., Scripted
             @asynccontextmanager
             async def opened(settings: Settings) -> AsyncIterator[Gateway]:
                 with ThreadPoolExecutor(1) as threads:
-                    gateway = scripted_gateway(settings, engine, tokenizer, hbm_slots, max_context, threads)
+                    kept = None if shelf is None else shelf()
+                    gateway = scripted_gateway(settings, engine, tokenizer, hbm_slots, max_context, threads, kept)
                     yield gateway
                     gateway.is_draining = True
                     await gateway.manager.drain(settings.drain_seconds)
+                    if kept is not None:
+                        kept.close()
 
             server = stack.enter_context(live(settings, opened))
             scripted = Scripted(server, engine)
@@ -139,6 +145,7 @@ def scripted_gateway(
     hbm_slots: int,
     max_context: int,
     threads: Executor,
+    shelf: Shelf | None = None,
 ) -> Gateway:
     config = PlannerConfig(
         hbm_slots=hbm_slots,
@@ -155,6 +162,11 @@ def scripted_gateway(
     book = SessionBook(max_sessions=settings.max_sessions, max_branches=settings.session_branches)
     metrics.watch_sessions(book)
     metrics.watch_transfers({})
+    keeper = Keeper(book, store)
+    if shelf is not None:
+        keeper = Keeper(book, store, lambda: shelf.monotonic, shelf.journal)
+        keeper.lost = None if shelf.catalog.loss is None else shelf.catalog.loss.reason
+        keeper.restore(shelf.restored)
     return Gateway(
         settings=settings,
         names=ServedNames(NAME, settings.served_model_name),
@@ -164,10 +176,11 @@ def scripted_gateway(
         block_bytes=4096,
         manager=manager,
         store=store,
-        keeper=Keeper(book, store),
+        keeper=keeper,
         hints=Hints(store),
         chat=ChatTemplate(tokenizer),
         metrics=metrics,
         text_threads=threads,
         started_at=int(time.time()),
+        disk=None if shelf is None else shelf.disk,
     )

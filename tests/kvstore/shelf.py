@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kvstore import chain
-from kvstore.catalog import FILE_NAME, Catalog, FolderBlocks
-from kvstore.catalog_rows import pack_history
+from kvstore.block_journal import FolderBlocks
+from kvstore.catalog import FILE_NAME, Catalog
+from kvstore.catalog_rows import SlotShape, pack_history
 from kvstore.clocks import Clocks
 from kvstore.history import History, Seam, Unread
 from kvstore.session import Branch, Session
@@ -18,12 +19,14 @@ from kvstore.terms import USUAL, Terms
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from app.disk import Disk
     from kvstore.catalog import Restored
     from kvstore.catalog_reading import ReadFault
     from kvstore.catalog_rows import BlockRow
     from kvstore.types import BlockKey
 
 MODEL = b"m" * 16
+SHAPE = SlotShape(4, 4096, "float32")
 SPACE = chain.namespace(MODEL, "", None)
 WAIT_SECONDS = 30.0
 
@@ -42,13 +45,19 @@ class Shelf:
     ) -> None:
         self.root = root
         self.monotonic, self.wall = 500.0, wall
+        self.disk: Disk | None = None  # for a server that is asked about it
         self.losses = 0
         self.catalog = Catalog.open(root / FILE_NAME, wall)
-        self.folder = self.catalog.folder("tiny", model, "layout", wall)
+        self.folder = self.catalog.folder("tiny", model, SHAPE, wall)
         self.restored: Restored = self.catalog.restore(self.folder, self.clocks, max_sessions, lambda: in_slots)
         self.catalog.start(self.folder, self.restored.next_serial, self._on_lost)
-        self.blocks = FolderBlocks(self.catalog, self.folder)
+        self.erased: list[int] = []
+        self.blocks = FolderBlocks(self.catalog, self.folder, self._erase)
         self.journal = CatalogJournal(self.catalog, lambda: self.monotonic, lambda: self.wall)
+
+    def _erase(self, slots: Iterable[int]) -> tuple[int, ...]:
+        self.erased += slots
+        return ()
 
     def _on_lost(self) -> None:
         self.losses += 1
@@ -66,6 +75,7 @@ class Shelf:
 
     def close(self) -> None:
         self.journal.close()
+        self.blocks.close()
         assert self.catalog.close(WAIT_SECONDS)
 
     def read(self, branch: Branch) -> History | ReadFault:
