@@ -29,7 +29,7 @@ gpu: $(stamp) model  ## the tests that need a CUDA device
 	$(py) -m pytest -m gpu $(ARGS)
 
 golden: $(stamp) model  ## the long exactness runs; ARGS="-k 'long and fp32 and fork'" is one leg
-	$(py) -m pytest -m golden --timeout 0 -v $(ARGS)
+	$(py) -m pytest -m golden --timeout 0 -o faulthandler_timeout=0 -v $(ARGS)
 
 clients: $(stamp) model  ## public clients against a real server
 	$(py) -m pytest -m clients $(ARGS)

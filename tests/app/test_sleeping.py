@@ -289,13 +289,14 @@ def test_a_server_that_stops_with_copies_under_way_ends_in_time(machinery: Machi
 def test_sigterm_with_copies_under_way_exits_with_zero_in_time(cache_dir: Path) -> None:
     command = [sys.executable, "-m", "dormouse_gateway", "serve", "--port", "0", "--attention", "fast"]
     command += ["--hbm-bytes", "128MiB", "--dram-bytes", "128MiB", "--drain-seconds", "5", "--log-format", "json"]
+    short = [{"role": "user", "content": LONG[:400]}]
     command += ["--served-model-name", "embedded", "--cache-dir", str(cache_dir)]
     with subprocess.Popen(command, cwd=CHECKOUT, stderr=subprocess.PIPE, text=True) as process:
         try:
             url = _url(process)
             with httpx.Client(base_url=url, timeout=WAIT_SECONDS, trust_env=False) as http:
                 for name in "ab":
-                    assert http.post(CHAT, json=body(name, 0)).status_code == 200
+                    assert http.post(CHAT, json=body(name, 0, messages=short)).status_code == 200
             stopped = threading.Event()
             with ThreadPoolExecutor(2) as threads:
                 calls = [threads.submit(_sleep_and_wake, url, name, stopped) for name in "ab"]
