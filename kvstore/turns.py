@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from kvstore.rows import NO_ROW
 
 if TYPE_CHECKING:
+    from kvstore.events import Miss
     from kvstore.tails import Tail
     from kvstore.types import BlockKey, TurnId
     from kvstore.wakes import Wake
@@ -55,7 +56,10 @@ class Turn:
     wanted: int = 0  # slots asked for by GrowWanted and not yet granted
     wake: Wake | None = None  # while WAKING
     tail: Tail | None = None  # while WAITING to go on
+    to_nvme: bool = False  # may its blocks lie on NVMe while it is suspended?
+    rests_at: BlockKey | None = None  # they may, up to this one, since it was suspended
     may_load: bool = True  # False once a load failed or came late for it: it computes instead
+    miss: Miss | None = None  # why it has to compute what was stored
 
     @property
     def order(self) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from kvstore.events import (
     WakeCancelled,
     WakeHinted,
     WakeStatus,
+    WritePolicy,
 )
 from kvstore.types import StopReason, Tier, WakeId
 from tests.kvstore.script import Script, copies, granted, keys, suspended, the_grant
@@ -541,9 +542,13 @@ def test_a_random_life_breaks_no_law_and_comes_to_its_end(seed: int) -> None:
             age_limit_seconds=5.0,
             output_slice_tokens=rng.choice([1, 3, 6]),
             dram_slots=rng.choice([0, rng.randint(1, 8), rng.randint(8, 60)]),
-            nvme_slots=rng.choice([0, 0, rng.randint(1, 40)]),
+            nvme_slots=rng.choice([0, rng.randint(1, 12), rng.randint(12, 80)]),
             ring_slots=rng.randint(1, 4),
             max_transfers=rng.randint(1, 4),
+            slot_bytes=1,
+            nvme_write_policy=rng.choice(list(WritePolicy)),
+            nvme_rated_bytes_per_day=rng.choice([0, 20]),
+            idle_to_nvme_seconds=3.0,
         )
     )
     for _ in range(250):
@@ -562,9 +567,12 @@ def _live(world: World, rng: random.Random) -> None:
             rng.choice([0, 0, -1, 1]),
             cache=rng.random() < 0.9,
             hint=rng.choice([None, *world.hints]),
+            to_nvme=rng.random() < 0.5,
         )
     elif chance < 0.5:
         world.step(rng.choices((1, 2, 5, 30), k=4))
+        if chance < 0.45:
+            world.record_ended(to_nvme=chance < 0.4)
     elif chance < 0.75 and world.copies:
         reason = rng.choice(list(TransferEnd)) if rng.random() < 0.2 else TransferEnd.DONE
         world.end_copy(rng.choice(list(world.copies)), rng.randint(0, 8), reason)
@@ -575,13 +583,20 @@ def _live(world: World, rng: random.Random) -> None:
     elif chance < 0.9:
         world.hint(history, rng.choice([Tier.HBM, Tier.HBM, Tier.DRAM]), 3.0)
     elif chance < 0.93:
-        world.record(history, rng.choice([history, ()]), rng.choice([0.0, 4.0]), chance < 0.91, chance > 0.925)
-    elif chance < 0.95:
-        world.close(history)
+        branch = rng.choice([None, *world.branches])
+        world.record(branch, history, rng.random() < 0.7, keep_seconds=rng.choice([0.0, 4.0]), final=rng.random() < 0.2)
+    elif chance < 0.95 and world.branches:
+        world.close(rng.choice(world.branches))
     elif chance < 0.97:
-        world.sleep(history)
+        world.sleep(history, rng.choice([Tier.DRAM, Tier.NVME]))
     elif chance < 0.98:
         world.flush()
+    elif chance < 0.985 and world.erasing:
+        world.erase()
+    elif chance < 0.99:
+        world.drain(5.0)
+    elif chance < 0.993:
+        world.crash()
 
 
 def test_a_flush_leaves_what_is_on_its_way() -> None:
