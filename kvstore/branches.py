@@ -37,7 +37,6 @@ class Branches:
         self._replaced: dict[BlockKey, tuple[BlockKey, ...]] = {}  # tip -> tips of the tails it superseded
         self._closing: dict[BlockKey, float] = {}  # since when
         self._sleeping: dict[BlockKey, tuple[float, Tier]] = {}  # since when, and where to
-        self._revoked: dict[BlockKey, None] = {}  # what NVMe has of these must go
 
     def __len__(self) -> int:
         return len(self._tips)
@@ -103,9 +102,9 @@ class Branches:
         for key, since in list(self._closing.items()):
             if self._closed(key, since):
                 del self._closing[key]
-        for key in list(self._revoked):
+        for key in list(self._store.blocks.revoked):
             if self._is_revoked(key):
-                del self._revoked[key]
+                del self._store.blocks.revoked[key]
         for key, (since, target) in list(self._sleeping.items()):
             is_asleep = self._is_in_nvme(key, since) if target is Tier.NVME else self._is_asleep(key, since)
             if is_asleep:
@@ -149,7 +148,7 @@ class Branches:
             return
         for row in gone:
             if blocks.pools[Tier.NVME].is_present(row):
-                self._revoked[blocks.rows.key(row)] = None
+                self._store.blocks.revoked[blocks.rows.key(row)] = None
 
     def _is_revoked(self, key: BlockKey) -> bool:
         """Drop NVMe's copy of `key`; False while it is being read or written."""

@@ -74,6 +74,11 @@ class Ledger:
             self._emit(ForgetBlocks(slots, erase=True))
 
     @property
+    def owes_nothing(self) -> bool:
+        """For check()."""
+        return not self._forgotten and not self._to_erase
+
+    @property
     def left_in(self) -> set[int]:
         """Free slots that contain anything; for check()."""
         return set(self._left_in)

@@ -47,6 +47,7 @@ class Residency:
         self.health = Health(config, tiers, emit)
         self.budget = WriteBudget(config.nvme_rated_bytes_per_day)
         self._slot_bytes = config.slot_bytes
+        self.revoked: dict[BlockKey, None] = {}  # no branch lets these lie on NVMe, and there they are still
         self._condemned: dict[tuple[Tier, int], bool] = {}  # True: retire the slot as well
 
     # --- asking -----------------------------------------------------------------------

@@ -314,6 +314,7 @@ def test_a_wake_from_nvme_passes_through_dram_where_a_slot_is_free() -> None:
 def test_without_dram_blocks_pass_between_hbm_and_nvme_through_ring_slots() -> None:
     script = tiered(dram_slots=0, nvme_slots=16, ring_slots=2)
     script.run(1, "abc")
+    script.record("abc")
     (down,) = copies(script.feed(SleepWanted(keys("abc"))))
     assert (down.source, down.target, len(down.keys), down.ring_slots) == (Tier.HBM, Tier.NVME, 2, (3, 2))
     script.end_all()

@@ -223,7 +223,7 @@ class World:
         self._feed(SlotsErased(slots))
 
     def answer_probe(self, health: TierHealth) -> None:
-        self.set_health(self.probes.pop(), health)
+        self.set_health(next(iter(self.probes)), health)
 
     def crash(self) -> None:
         """The process ends without a word, and another one starts; what no catalogue knows is erased by that."""
@@ -246,6 +246,7 @@ class World:
             self._feed(BlocksFound(found[::-1]))
 
     def set_health(self, tier: Tier, health: TierHealth) -> None:
+        self.probes.discard(tier)  # whoever says it, the question is answered
         self._feed(TierHealthChanged(tier, health))
 
     def flush(self) -> None:
