@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from kvstore.events import GrantSlots, RefuseGrowth, SuspendTurn
 from kvstore.rows import NO_ROW
 from kvstore.turns import Turn, TurnState
-from kvstore.wakes import Wake, plan
+from kvstore.wakes import Wake, plan, why_unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +108,8 @@ class Admission:
             turn.wake.advance()
             if turn.wake.deadline <= now and turn.wake.is_waiting:
                 turn.wake.give_up()
-            turn.may_load = turn.may_load and turn.wake.miss is None
+            turn.may_load = turn.may_load and not turn.wake.has_failed
+            turn.miss = turn.wake.miss
 
     def _supply_all(self) -> tuple[int, bool]:
         """Serve who holds slots and wants more: slots owed to them, and whether anyone may be admitted beside them."""
@@ -223,6 +224,7 @@ class Admission:
             num_slots=wanted,
             deadline=self._blocks.rows.now + self._config.wake_deadline_seconds,
             tail=self._fitting_tail(turn, rows),
+            miss=turn.miss or why_unread(self._blocks, turn.keys, rows),
         )
         turn.wake.begin()
         turn.woken_from_queue = turn.woken_from_queue or (turn.has_waited and turn.wake.is_waiting)

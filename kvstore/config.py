@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from kvstore.events import WritePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +16,11 @@ class PlannerConfig:
     than `wake_deadline_seconds`, or a copy down longer than `demote_deadline_seconds`, is not waited
     for; a tier that failed at taking a block gets no more for `tier_backoff_seconds`. `ring_slots`
     pass blocks between HBM and NVMe, as many up as down: up [0, n), down [n, 2n).
+
+    `slot_bytes` is what one block costs to write; without it bytes are counted as 0, and nothing is ever
+    more than `nvme_rated_bytes_per_day` (0: no rating). A branch shorter than `nvme_min_tokens` is not kept on
+    NVMe. After `late_reads_until_off` deadlines in a row on reads of a tier it is asked every `probe_seconds`
+    whether it works, and not read until it does.
     """
 
     hbm_slots: int
@@ -30,6 +38,14 @@ class PlannerConfig:
     wake_deadline_seconds: float = 2.0
     demote_deadline_seconds: float = 2.0
     tier_backoff_seconds: float = 5.0
+    slot_bytes: int = 0
+    nvme_write_policy: WritePolicy = WritePolicy.AUTO
+    nvme_rated_bytes_per_day: int = 0
+    nvme_min_tokens: int = 0
+    idle_to_nvme_seconds: float = 60.0
+    late_reads_until_off: int = 3
+    probe_seconds: float = 1.0
+    cost_gate: Literal["auto", "off"] = "auto"
     clean_share: float = 0.25  # of HBM: that much is free or leaves without IO, as far as free DRAM allows
     # Shares of a tier that would need IO to be freed: above `high` the coldest are copied down until `low`.
     hbm_high: float = 0.90
@@ -41,6 +57,7 @@ class PlannerConfig:
         assert self.hbm_slots > 0
         assert self.dram_slots >= 0
         assert self.nvme_slots >= 0
+        assert self.ring_slots > 0 or not self.nvme_slots, "blocks pass between HBM and NVMe through ring slots"
         assert self.block_tokens > 0
         assert self.max_running > 0
         assert self.max_queue >= 0

@@ -7,11 +7,15 @@ only the manager reads. Slots are integers of the tier they belong to.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
+from kvstore.types import Tier
+
 if TYPE_CHECKING:
-    from kvstore.types import BlockKey, StopReason, Tier, TransferId, TurnId, WakeId
+    from collections.abc import Sequence
+
+    from kvstore.types import BlockKey, StopReason, TransferId, TurnId, WakeId
 
 
 class TransferEnd(Enum):
@@ -25,19 +29,29 @@ class TransferEnd(Enum):
     SLOT_BROKEN = "slot_broken"  # the lower tier's slot of block `good` cannot be used (EIO): it is retired
 
 
-class TierHealth(Enum):
+class TierHealth(StrEnum):
     OK = "ok"
-    SUSPECT = "suspect"
-    OFF = "off"
+    SUSPECT = "suspect"  # nothing new is put there
+    OFF = "off"  # nothing is read from it either
+
+
+class WritePolicy(StrEnum):
+    """When blocks are copied to NVMe, beyond what pressure, a drain or a wish to sleep there asks for."""
+
+    EVERY_TURN = "every-turn"
+    ON_IDLE = "on-idle"
+    ON_PRESSURE = "on-pressure"
+    AUTO = "auto"  # every turn while the bytes of the last day are fewer than the drive is rated for, else on pressure
 
 
 class Miss(Enum):
-    """Why a block that was stored could not be used."""
+    """Why a block that was stored could not be used. The value is what the client is told (reuse.MissReason)."""
 
     LOAD_FAILED = "load_failed"
     LOAD_TIMEOUT = "load_timeout"
     CORRUPT = "corrupt"
     STALE = "evicted"  # its slot holds another block by now, which to whoever asks is the same
+    RECOMPUTE_CHEAPER = "recompute_cheaper"
 
 
 class WakeStatus(Enum):
@@ -45,6 +59,7 @@ class WakeStatus(Enum):
     WAKING = "waking"
     NO_ROOM = "no_room"  # declined, as are the rest
     NOT_STORED = "not_stored"
+    RECOMPUTE_CHEAPER = "recompute_cheaper"
     CANCELLED = "cancelled"
 
 
@@ -67,6 +82,7 @@ class TurnArrived:
     priority: int = 0
     cache: bool = True
     wake: WakeId | None = None  # the hint that announced it: past their divergence nothing more is loaded
+    to_nvme: bool = False  # may its blocks lie on NVMe already while it is suspended?
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +110,16 @@ class TurnStopped:
 
 @dataclass(frozen=True, slots=True)
 class StepEnded:
-    """A step returned: these OPEN slots were filled, in block order per turn; these turns stopped."""
+    """A step returned: these OPEN slots were filled, in block order per turn; these turns stopped.
+
+    It took `seconds` to compute K/V for `prefill_tokens` of prompts and `decode_tokens` more; 0 when not known.
+    """
 
     fills: tuple[Fill, ...]
     stopped: tuple[TurnStopped, ...] = ()
+    seconds: float = 0.0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +159,20 @@ class WakeCancelled:
 
 @dataclass(frozen=True, slots=True)
 class SleepWanted:
-    """Free the HBM slots of the chain of `keys` as far as nobody else needs them; a copy below is kept or made."""
+    """Move the chain of `keys` down to `target` as far as nobody else needs it above; a copy there is kept or made.
+
+    What may not lie on NVMe, or does not get there, stays in DRAM.
+    """
 
     keys: tuple[BlockKey, ...]
+    target: Tier = Tier.DRAM
 
 
 @dataclass(frozen=True, slots=True)
 class TransferDone:
     """The transfer has ended: nothing reads its sources or writes its targets any more.
 
-    Blocks [0, `good`) of its run are sound. `reason` says why the rest is not; with CORRUPT or
+    Blocks [0, `good`) of its run are sound. `reason` says why the rest is not; with CORRUPT, STALE or
     SLOT_BROKEN it is block `good` that is to blame.
     """
 
@@ -160,7 +186,8 @@ class BranchRecorded:
     """A completed turn left its branch at `tip` (None: nothing storable), where before it was at `old_tip`.
 
     `superseded` are keys only the branch's replaced tail had. `keep_seconds` and `pinned` ask that
-    the branch stay, softly; `final` lets it go first.
+    the branch stay, softly; `final` lets it go first. Unless `to_nvme`, no block that only such
+    branches have is ever copied to NVMe, and none stays there.
     """
 
     tip: BlockKey | None
@@ -169,13 +196,19 @@ class BranchRecorded:
     keep_seconds: float = 0.0
     pinned: bool = False
     final: bool = False
+    to_nvme: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class SessionClosed:
-    """The branches at `tips` are forgotten: what no other branch shares leaves every tier as soon as it can."""
+    """The branches at `tips` are forgotten: what no other branch shares leaves every tier as soon as it can.
+
+    `chains` are all keys of those branches, as far as the shell has them. Only with them is it found what
+    an earlier process left on NVMe of a branch whose tip was never written, and what was evicted from there.
+    """
 
     tips: tuple[BlockKey, ...]
+    chains: tuple[tuple[BlockKey, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +224,38 @@ class FlushWanted:
     """Drop every VALID block that no turn or transfer needs (tests and admin)."""
 
 
+FoundBlock = tuple["BlockKey", "BlockKey | None", int, int, float]
+"""key, key of the block before it, its index in its chain, slot, when it was last used by the planner's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksFound:
+    """An earlier process left these on NVMe; in any order, before any other event.
+
+    What is of no use, because the block before it is not there, its slot has two blocks or its block two
+    slots, is answered with ForgetBlocks.
+    """
+
+    blocks: Sequence[FoundBlock]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsErased:
+    """The bytes of these slots of NVMe are gone, as ForgetBlocks with `erase` wanted: they may be used again."""
+
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FlushDown:
+    """The process is about to end: until `deadline` copy to NVMe whatever should be there and is not.
+
+    What becomes such meanwhile is copied too. `Snapshot.sinking_blocks` says how many are still on their way.
+    """
+
+    deadline: float
+
+
 Event = (
     TurnArrived
     | StepEnded
@@ -204,6 +269,9 @@ Event = (
     | SessionClosed
     | TierHealthChanged
     | FlushWanted
+    | BlocksFound
+    | SlotsErased
+    | FlushDown
 )
 
 # --- actions --------------------------------------------------------------------------
@@ -322,6 +390,50 @@ class AnswerWake:
     origin: Tier
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedBlock:
+    """One block on NVMe: `parent` is the key of the block before it in its chain, `first_block` its index there."""
+
+    key: BlockKey
+    parent: BlockKey | None
+    first_block: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBlocks:
+    """These are on NVMe, whole."""
+
+    blocks: tuple[RecordedBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetBlocks:
+    """Nothing in these slots of NVMe is of use any more, if ever anything was.
+
+    With `erase` their bytes must go, and no slot is used again before SlotsErased; the session they are from
+    was deleted, expired, or is to be kept in memory only.
+    """
+
+    slots: tuple[int, ...]
+    erase: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTier:
+    """Find out whether `tier` works again; answer with TierHealthChanged."""
+
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class WritePolicyChanged:
+    """From now on `policy` decides what is written to NVMe; `bytes_last_day` were written in the last 24 hours."""
+
+    policy: WritePolicy
+    bytes_last_day: int
+
+
 Action = (
     GrantTurn
     | GrantSlots
@@ -332,4 +444,8 @@ Action = (
     | CancelTransfer
     | HurryTransfer
     | AnswerWake
+    | RecordBlocks
+    | ForgetBlocks
+    | ProbeTier
+    | WritePolicyChanged
 )

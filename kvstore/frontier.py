@@ -9,13 +9,10 @@ too late. The KEPT heap is ordered by when its rows stop being kept, the others 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import TYPE_CHECKING
 
 from kvstore.policy import KINDS, Kind, worth
 from kvstore.rows import NO_ROW, VALID, Copies, Rows
-
-if TYPE_CHECKING:
-    from kvstore.types import Tier
+from kvstore.types import Tier
 
 _Entry = tuple[float, int, int, int]  # moment, -depth, row, stamp: coldest first, of those the deepest
 
@@ -28,7 +25,9 @@ class Frontier:
     def __init__(self, rows: Rows, tier: Tier) -> None:
         self._rows = rows
         self._stamp = rows.copies[tier].stamp
-        self._above: Copies | None = rows.copies[tier - 1] if tier else None
+        # What HBM holds leaves DRAM at no loss. NVMe's copies are not only for making room: they are what is there
+        # after a restart, so it is the coldest that leave.
+        self._above: Copies | None = rows.copies[Tier.HBM] if tier is Tier.DRAM else None
         self._heaps: list[list[_Entry]] = [[] for _ in range(KINDS)]
         self._live = 0
         self._has_moved = False
@@ -44,6 +43,17 @@ class Frontier:
         self._push(row)
         if self.num_entries > 2 * self._live + _SLACK_ENTRIES:
             self._compact()
+
+    def add_all(self, rows: list[int]) -> None:
+        """As `add`, for many at once: nothing may be on the frontier yet."""
+        assert not self.num_entries
+        for row in rows:
+            self._stamp[row] += 1
+            kind = self._kind(row)
+            self._heaps[kind].append((self._moment(kind, row), -self._rows.depth[row], row, self._stamp[row]))
+        for heap in self._heaps:
+            heapify(heap)
+        self._live = self.num_entries = len(rows)
 
     def discard(self, row: int) -> None:
         """`row` may no longer leave; it must be on the frontier."""

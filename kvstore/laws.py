@@ -1,13 +1,15 @@
 """The laws of the store, as assertions (pure). Linear in everything: for tests and `store verify`.
 
-1. per tier, free + open + filling + valid + quarantined = capacity, and no slot has two uses;
+1. per tier, free + open + filling + valid + quarantined + erasing = capacity, and no slot has two uses;
 2. a target slot is reserved before bytes move; a source is pinned until its transfer has ended;
 3. every FILLING slot has one live transfer; every OPEN slot one owner;
 4. what a granted turn attends to is VALID in HBM and pinned, or has a pinned descendant;
 5. a late or overtaken target is quarantined until its transfer has ended, and no longer;
 6. a row may leave iff VALID, not held and childless there; HBM is closed under prefixes;
 7. pins are those of turns, wakes and transfers, and no others;
-8. when nothing runs, nothing is pinned, open, filling, quarantined or coming.
+8. when nothing runs, nothing is pinned, open, filling, quarantined or coming;
+9. what is known of branches, of what is dirty and of what is left in slots of NVMe fits the block table, and the
+   catalogue is owed nothing: it has been told of every block that is VALID in NVMe, and of no other.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ def check(store: Store, roster: Roster, hints: Iterable[Hint]) -> None:
         _check_source(store, transfer)
     _check_prefix_closed(store, live)
     _check_counts(store)
+    _check_nvme(store)
     roster.check()
     for turn in roster.admitted.values():
         _check_table(store, turn)
@@ -57,6 +60,18 @@ def _check_counts(store: Store) -> None:
     assert store.traffic.coming == coming, f"{store.traffic.coming} slots are said to be coming, {coming} are"
     idle = store.blocks.cleaner.rows()
     assert all(map(store.blocks.hbm.is_valid, idle)), "the cleaner knows rows that are not in HBM"
+
+
+def _check_nvme(store: Store) -> None:
+    """Law 9; that the catalogue was told the right things is for whoever keeps one to compare (Planner.on_nvme)."""
+    blocks = store.blocks
+    blocks.tips.check()
+    blocks.dirty.check()
+    assert blocks.ledger.owes_nothing, "the catalogue has not been told everything"
+    if blocks.has_tier(Tier.NVME):
+        assert blocks.pools[Tier.NVME].is_free(blocks.ledger.left_in), "a slot in use counts as left over"
+        held = [row for row in blocks.rows if blocks.rows.disk[row] == 0 and blocks.pools[Tier.NVME].is_valid(row)]
+        assert all(blocks.rows.key(row) in blocks.revoked for row in held), "NVMe keeps what no branch lets lie there"
 
 
 def _check_owners(store: Store, roster: Roster, wakes: list[Wake], live: list[int]) -> None:

@@ -8,6 +8,8 @@ the engine, wakes waiters, and turns the engine's reports into the planner's eve
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import itertools
 import logging
 import time
@@ -20,23 +22,31 @@ from kvstore.errors import ContextTooLong, QueueFull, ShuttingDown
 from kvstore.events import (
     Action,
     AnswerWake,
+    BlocksFound,
     BranchRecorded,
     CancelTransfer,
     Event,
     Fill,
+    FlushDown,
     FlushWanted,
+    ForgetBlocks,
     GrantSlots,
     GrantTurn,
     GrowWanted,
     HurryTransfer,
+    ProbeTier,
+    RecordBlocks,
     Refusal,
     RefuseGrowth,
     RefuseTurn,
     SessionClosed,
     SleepWanted,
+    SlotsErased,
     StartTransfer,
     StepEnded,
     SuspendTurn,
+    TierHealth,
+    TierHealthChanged,
     TransferDone,
     TurnArrived,
     TurnCancelled,
@@ -44,12 +54,16 @@ from kvstore.events import (
     WakeCancelled,
     WakeHinted,
     WakeStatus,
+    WritePolicyChanged,
 )
+from kvstore.journal import NullJournal
 from kvstore.lease import Grant, Lease
 from kvstore.pending_wake import PendingWake
 from kvstore.types import StopReason, Tier, TurnId, TurnProgress, WakeId
 
 if TYPE_CHECKING:
+    from kvstore.events import FoundBlock
+    from kvstore.journal import BlockJournal
     from kvstore.lease import WakeTrigger
     from kvstore.planner import Planner
     from kvstore.snapshot import Snapshot
@@ -69,6 +83,20 @@ class Mover(Protocol):
     def cancel(self, transfer: TransferId) -> None: ...
 
     def hurry(self, transfer: TransferId) -> None: ...
+
+
+class Prober(Protocol):
+    """Finds out whether a tier works again."""
+
+    def probe(self, tier: Tier, done: Callable[[TierHealth], None]) -> None:
+        """Returns at once; `done` is called on the event loop, later, or never by a tier that still hangs."""
+
+
+class _NoProber:
+    """For tiers that are asked nothing: the next reads will tell."""
+
+    def probe(self, tier: Tier, done: Callable[[TierHealth], None]) -> None:
+        asyncio.get_running_loop().call_soon(done, TierHealth.OK)
 
 
 class _Turn:
@@ -127,6 +155,8 @@ class TierManager:
         *,
         max_context: int,
         mover: Mover | None = None,
+        journal: BlockJournal | None = None,
+        prober: Prober | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_context = max_context
@@ -134,11 +164,13 @@ class TierManager:
         self._engine = engine
         self._clock = clock
         self._mover = mover
+        self._journal = journal or NullJournal()
+        self._prober = prober or _NoProber()
         self._wakes: dict[WakeId, PendingWake] = {}
         self._wake_ids = itertools.count(1)
         self._found_awake: dict[WakeId, None] = {}  # wakes that had nothing left to bring, oldest first
         self._decided = asyncio.Event()  # set and replaced after every event while somebody waits for it
-        self._num_sleepers = 0
+        self._num_watching = 0
         self._turns: dict[TurnId, _Turn] = {}
         self._ids = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
@@ -180,6 +212,7 @@ class TierManager:
                 priority=spec.priority,
                 cache=spec.cache,
                 wake=spec.wake,
+                to_nvme=spec.to_nvme,
             )
         )
         try:
@@ -188,22 +221,54 @@ class TierManager:
             self._cancel(turn.id)
             raise
 
-    async def drain(self, seconds: float) -> None:
-        """Refuse new turns and waiting ones, let running ones finish; after `seconds` cancel what is left of them."""
+    async def drain(self, seconds: float, progress: Callable[[int], None] | None = None) -> None:
+        """Refuse new turns and waiting ones, let running ones finish; after `seconds` cancel what is left of them.
+
+        Meanwhile, and with what is left of the time, what is not on NVMe and should be is copied there.
+        `progress` is told how many blocks are still to be copied whenever that has changed.
+        """
         self._is_draining = True
+        deadline = self._clock() + seconds
         for turn in list(self._turns.values()):
             if turn.lease is None:
                 self._cancel(turn.id)
                 if not turn.granted.done():
                     turn.granted.set_exception(ShuttingDown())
+        self._post(FlushDown(deadline))
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
+                await self._sunk(progress)
         except TimeoutError:
-            log.warning("cancelling %d turns that did not finish within %.0f s", len(self._turns), seconds)
+            if self._turns:
+                log.warning("cancelling %d turns that did not finish within %.0f s", len(self._turns), seconds)
             for turn_id in list(self._turns):
                 self._cancel(turn_id)
             await self._idle.wait()
+        if left := self._planner.snapshot().dirty_blocks:
+            log.warning("%d blocks did not get to NVMe: their sessions compute them again", left)
+
+    async def flush_down(self, seconds: float, progress: Callable[[int], None] | None = None) -> int:
+        """Copy to NVMe what should be there and is not, for `seconds` at most; blocks that still are not."""
+        self._post(FlushDown(self._clock() + seconds))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._sunk(progress)
+        return self._planner.snapshot().dirty_blocks
+
+    async def _sunk(self, progress: Callable[[int], None] | None) -> None:
+        """Wait until nothing is on its way to NVMe, or to be copied there."""
+        told = 0
+        await asyncio.sleep(0)  # whoever waited for the last turn records its branch first
+        self._num_watching += 1
+        try:
+            while (left := self._planner.snapshot().sinking_blocks) > 0:
+                if progress is not None and left != told:
+                    progress(left)
+                told = left
+                await self._decided.wait()
+        finally:
+            self._num_watching -= 1
 
     def wake(self, keys: Sequence[BlockKey], target: Tier, hold_seconds: float) -> PendingWake:
         """Bring the chain of `keys` up to `target`, as far as there is room; what it became stands in the result."""
@@ -212,19 +277,19 @@ class TierManager:
         self._post(WakeHinted(pending.id, tuple(keys), target, hold_seconds))
         return pending
 
-    async def sleep(self, keys: Sequence[BlockKey]) -> int:
-        """Move the chain of `keys` out of HBM as far as nobody needs it there; tokens that are only below then.
+    async def sleep(self, keys: Sequence[BlockKey], target: Tier = Tier.DRAM) -> int:
+        """Move the chain of `keys` down to `target` as far as nobody needs it above; tokens that are not above it then.
 
         Cancelling the wait takes nothing back: copies under way end, and what they freed stays free.
         """
-        self._post(SleepWanted(tuple(keys)))
-        self._num_sleepers += 1
+        self._post(SleepWanted(tuple(keys), target))
+        self._num_watching += 1
         try:
             while self._planner.are_falling_asleep(keys):
                 await self._decided.wait()
         finally:
-            self._num_sleepers -= 1
-        asleep = sum(bool(tiers) and tiers[0] is not Tier.HBM for tiers in self._planner.locate(keys))
+            self._num_watching -= 1
+        asleep = sum(bool(tiers) and tiers[0] >= target for tiers in self._planner.locate(keys))
         return asleep * self._planner.config.block_tokens
 
     def blocks_by_tier(self, keys: Sequence[BlockKey]) -> dict[Tier, int]:
@@ -239,9 +304,20 @@ class TierManager:
         """Tell which chain a completed turn left behind, and what its client wants of it."""
         self._post(event)
 
-    def forget(self, tips: Sequence[BlockKey]) -> None:
-        """Drop what only the branches that end in `tips` have, from every tier."""
-        self._post(SessionClosed(tuple(tips)))
+    def forget(self, tips: Sequence[BlockKey], chains: Sequence[Sequence[BlockKey]] = ()) -> None:
+        """Drop what only the branches that end in `tips` have, from every tier.
+
+        Without `chains`, all their keys, something may stay on NVMe (kvstore.events.SessionClosed).
+        """
+        self._post(SessionClosed(tuple(tips), tuple(map(tuple, chains))))
+
+    def take_over(self, blocks: Sequence[FoundBlock]) -> None:
+        """Tell what an earlier process left on NVMe; before anything else."""
+        self._post(BlocksFound(blocks))
+
+    def set_health(self, tier: Tier, health: TierHealth) -> None:
+        """Tell how `tier` does, from somebody who knows."""
+        self._post(TierHealthChanged(tier, health))
 
     def flush(self) -> None:
         """Drop every cached block that no running turn needs."""
@@ -274,7 +350,15 @@ class TierManager:
                 turn.lease.stored_tokens += len(fresh) * self._planner.config.block_tokens
             if progress.stopped is not None:
                 stopped.append(TurnStopped(turn.id, progress.stopped, len(turn.tokens), progress.computed_tokens))
-        self._post(StepEnded(tuple(fills), tuple(stopped)))
+        self._post(
+            StepEnded(
+                tuple(fills),
+                tuple(stopped),
+                seconds=report.seconds,
+                prefill_tokens=report.prefill_tokens,
+                decode_tokens=report.decode_tokens,
+            )
+        )
         for progress in report.progress:
             self._after_step(self._turns[progress.turn], progress)
 
@@ -344,12 +428,27 @@ class TierManager:
                     self._mover.hurry(transfer)
                 case AnswerWake():
                     self._on_wake_answered(action)
+                case RecordBlocks(blocks):
+                    self._journal.record(blocks)
+                case ForgetBlocks(slots, erase):
+                    self._forget_blocks(slots, erase)
+                case ProbeTier(tier):
+                    log.warning("%s does not answer in time; it is asked whether it works", tier.name)
+                    self._prober.probe(tier, functools.partial(self.set_health, tier))
+                case WritePolicyChanged(policy, written):
+                    log.warning("%d bytes went to NVMe in 24 hours; blocks are written %s now", written, policy)
                 case _:
                     assert_never(action)
         self._set_timer()
-        if self._num_sleepers:
+        if self._num_watching:
             decided, self._decided = self._decided, asyncio.Event()
             decided.set()
+
+    def _forget_blocks(self, slots: tuple[int, ...], erase: bool) -> None:
+        if erase:
+            self._journal.erase(slots, lambda: self._post(SlotsErased(slots)))
+        else:
+            self._journal.forget(slots)
 
     def _on_wake_answered(self, action: AnswerWake) -> None:
         pending = self._wakes[action.wake]

@@ -12,6 +12,7 @@ is the only place that admits, evicts, loads, suspends and grants.
     LookAhead    the same for turns that wait
     Branches     what sessions said about their chains
     Upkeep       what is done ahead of need
+    Sinking      what is written to NVMe ahead of need
     Store        blocks, tiers, transfers, room and tails
 
 Rules, and why:
@@ -34,13 +35,17 @@ from kvstore.admission import Admission
 from kvstore.branches import Branches
 from kvstore.config import PlannerConfig
 from kvstore.events import (
+    BlocksFound,
     BranchRecorded,
+    FlushDown,
     FlushWanted,
     GrowWanted,
     Refusal,
     RefuseTurn,
     SessionClosed,
     SleepWanted,
+    SlotsErased,
+    StartTransfer,
     StepEnded,
     TierHealthChanged,
     TransferDone,
@@ -50,22 +55,24 @@ from kvstore.events import (
     WakeCancelled,
     WakeHinted,
 )
+from kvstore.found import adopt
 from kvstore.hints import Hints
 from kvstore.lookahead import LookAhead
 from kvstore.roster import Roster
 from kvstore.rows import NO_ROW
+from kvstore.sinking import Sinking
 from kvstore.snapshot import Snapshot, TierCounts
 from kvstore.store import Store
 from kvstore.tables import Tables
 from kvstore.turns import Turn, TurnState
-from kvstore.types import StopReason
+from kvstore.types import StopReason, Tier
 from kvstore.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvstore.events import Action, Event
-    from kvstore.types import BlockKey, Tier
+    from kvstore.types import BlockKey
 
 __all__ = ["Planner", "PlannerConfig"]
 
@@ -84,7 +91,8 @@ class Planner:
         self._admission = Admission(
             config, self._store, self._roster, self._tables, self._hints, self._look_ahead, self._emit
         )
-        self._branches = Branches(self._store)
+        self._sinking = Sinking(self._store, config, self._emit)
+        self._branches = Branches(self._store, self._sinking, config)
         self._upkeep = Upkeep(self._store, config)
         self._blocks = self._store.blocks
         self._totals = self._blocks.totals
@@ -111,15 +119,21 @@ class Planner:
                 self._hints.cancel(event.wake)
                 self._cancel_unwanted_loads()
             case SleepWanted():
-                self._branches.put_to_sleep(event.keys)
+                self._branches.put_to_sleep(event.keys, event.target)
             case BranchRecorded():
                 self._branches.record(event)
             case SessionClosed():
-                self._branches.close(event.tips)
+                self._branches.close(event)
             case TierHealthChanged():
                 self._blocks.set_health(event.tier, event.health)
             case FlushWanted():
                 self._blocks.flush()
+            case BlocksFound():
+                adopt(self._blocks, event.blocks)
+            case SlotsErased():
+                self._blocks.pools[Tier.NVME].erased(event.slots)
+            case FlushDown():
+                self._sinking.drain(event.deadline)
             case _:
                 assert_never(event)
         return self._pumped()
@@ -137,6 +151,8 @@ class Planner:
             self._roster.next_deadline(),
             self._hints.next_deadline(),
             self._store.traffic.transfers.next_deadline(),
+            self._sinking.next_moment(),
+            self._blocks.health.next_probe(),
         )
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -153,6 +169,8 @@ class Planner:
                     valid=pool.num_valid,
                     quarantined=len(pool.quarantined),
                     pinned=pool.num_held,
+                    erasing=len(pool.erasing),
+                    health=self._blocks.health.of(pool.tier, self._blocks.rows.now),
                 )
                 for pool in self._blocks.pools
             ),
@@ -160,7 +178,18 @@ class Planner:
             totals=replace(self._totals),
             transfers=len(self._store.traffic.transfers),
             hints=len(self._hints),
+            dirty_blocks=len(self._blocks.dirty.rows),
+            sinking_blocks=self._sinking.num_sinking,
+            nvme_write_policy=self._sinking.policy,
+            nvme_bytes_last_day=self._blocks.budget.last_day(self._blocks.rows.now),
         )
+
+    def on_nvme(self) -> dict[int, BlockKey]:
+        """What each slot of NVMe holds. Linear: for tests and `store verify`."""
+        if not self._blocks.has_tier(Tier.NVME):
+            return {}
+        rows, nvme = self._blocks.rows, self._blocks.pools[Tier.NVME]
+        return {nvme.slot(row): rows.key(row) for row in rows if nvme.is_valid(row)}
 
     def locate(self, keys: Sequence[BlockKey]) -> list[tuple[Tier, ...]]:
         """For each of `keys` the tiers that hold its block, fastest first; none for a block that is nowhere."""
@@ -211,9 +240,15 @@ class Planner:
     def _on_stopped(self, turn: Turn, stopped: TurnStopped) -> None:
         if stopped.reason is not StopReason.SUSPENDED or turn.cancelled:
             self._tables.release(turn)
-            self._roster.forget(turn)
+            self._forget(turn)
             return
         self._tables.put_tail_away(turn, stopped.computed_tokens)
+        rests_at = turn.rests_at
+        if turn.to_nvme and turn.tip != NO_ROW:
+            turn.rests_at = self._blocks.rows.key(turn.tip)
+            self._branches.rest(turn.rests_at)
+        if rests_at is not None:
+            self._branches.end_rest(turn.keys, rests_at)
         self._tables.release(turn)
         turn.tokens = stopped.tokens
         # The last token has no K/V yet: it is computed first when the turn goes on.
@@ -243,8 +278,14 @@ class Planner:
         self._totals.turns_cancelled_waiting += 1
         if turn.tail is not None:
             self._store.tails.forget(turn.tail)
-        self._roster.forget(turn)
+        self._forget(turn)
         self._cancel_unwanted_loads()
+
+    def _forget(self, turn: Turn) -> None:
+        """It is over."""
+        self._roster.forget(turn)
+        if turn.rests_at is not None:
+            self._branches.end_rest(turn.keys, turn.rests_at)
 
     # --- decisions --------------------------------------------------------------------
 
@@ -253,7 +294,10 @@ class Planner:
         self._blocks.sweep()
         self._branches.sweep()
         self._upkeep.run()
+        self._sinking.run()
+        self._blocks.health.probe(self._blocks.rows.now)
         self._blocks.misses.clear()
+        self._blocks.ledger.flush()
         actions, self._actions = self._actions, []
         return actions
 
@@ -263,4 +307,6 @@ class Planner:
         self._store.traffic.cancel_loads_except(wanted | self._hints.rows() | self._look_ahead.rows())
 
     def _emit(self, action: Action) -> None:
+        if isinstance(action, StartTransfer) and action.target is Tier.NVME:
+            self._blocks.ledger.flush()  # what its slots held is forgotten before they are written
         self._actions.append(action)

@@ -7,12 +7,14 @@ A slot is in exactly one state:
     FILLING       target of one live transfer
     VALID         holds the block of one row
     QUARANTINED   target of a transfer that has lost its purpose (late, overtaken) and has not ended
+    ERASING       of NVMe: holds bytes that have to go before it is used again
 
     free -> OPEN -> VALID -> free              a turn's slots, some of them published
             OPEN -> FILLING -> VALID           a transfer brought a row's block
             OPEN -> FILLING -> OPEN            a transfer brought a turn's private block
                     FILLING -> free            it ended unsound
                     FILLING -> QUARANTINED -> free
+            VALID or free -> ERASING -> free
 
 A row is on the frontier iff its copy here is VALID, not held (pinned, or with a pinned
 descendant) and childless here. Pinning the last row of a run protects its ancestors.
@@ -45,6 +47,7 @@ class Pool:
         self.num_valid = 0
         self.num_held = 0  # VALID blocks that a turn or transfer needs, directly or through a descendant
         self.quarantined: set[int] = set()
+        self.erasing: set[int] = set()
         self.frontier = Frontier(rows, tier)
         self._free = array("i", range(capacity - 1, -1, -1))
         self._rows = rows
@@ -153,6 +156,44 @@ class Pool:
     def drop(self, row: int) -> None:
         """Free the slot of `row`, which is VALID here."""
         self._free.append(self._leave(row))
+
+    def drop_to_erase(self, row: int) -> int:
+        """The slot of `row`, which is VALID here, is ERASING from now on."""
+        slot = self._leave(row)
+        self.erasing.add(slot)
+        return slot
+
+    def erase(self, slot: int) -> None:
+        """The free `slot` is ERASING from now on. Costs as many steps as slots are free, unless it was freed last."""
+        if self._free[-1] == slot:
+            self._free.pop()
+        else:
+            self._free.remove(slot)
+        self.erasing.add(slot)
+
+    def erased(self, slots: Iterable[int]) -> None:
+        """ERASING slots are free."""
+        for slot in slots:
+            self.erasing.remove(slot)
+            self._free.append(slot)
+
+    def adopt(self, found: Sequence[tuple[int, int]]) -> None:
+        """(row, slot) pairs of an empty tier are VALID: rows absent here, parents first, none pinned."""
+        copies, parents = self._copies, self._rows.parent
+        slots, state, kids = copies.slot, copies.state, copies.kids
+        taken = bytearray(self.capacity)
+        for row, slot in found:
+            assert state[row] == ABSENT
+            slots[row], state[row] = slot, VALID
+            taken[slot] = 1
+            parent = parents[row]
+            if parent != NO_ROW:
+                kids[parent] += 1
+        assert sum(taken) == len(found)
+        assert len(self._free) == self.capacity
+        self._free = array("i", [slot for slot in range(self.capacity - 1, -1, -1) if not taken[slot]])
+        self.num_valid = len(found)
+        self.frontier.add_all([row for row, _ in found if not kids[row]])
 
     # --- targets of transfers ---------------------------------------------------------
 
@@ -318,20 +359,24 @@ class Pool:
 
     def _check_counts(self, live: list[int]) -> None:
         copies, name = self._copies, self.tier.name
-        used = self.num_open + self.num_filling + self.num_valid + len(self.quarantined)
+        used = self.num_open + self.num_filling + self.num_valid + len(self.quarantined) + len(self.erasing)
         assert len(self._free) + used == self.capacity, f"{name}: {len(self._free)} free + {used} used slots"
         valid = [row for row in live if copies.state[row] == VALID]
         assert len(valid) == self.num_valid, f"{name}: {len(valid)} rows VALID, {self.num_valid} counted"
         assert self.num_held == sum(copies.held[row] > 0 for row in valid), f"{name}: held rows are miscounted"
         slots = [copies.slot[row] for row in live if copies.state[row] != ABSENT]
-        apart = [*slots, *self._free, *self.quarantined]
+        apart = [*slots, *self._free, *self.quarantined, *self.erasing]
         assert len(set(apart)) == len(apart), f"{name}: a slot has two uses"
 
     def known_slots(self, live: Iterable[int]) -> list[int]:
-        """Every slot that is free, quarantined, or holds or awaits a row; the rest belong to turns. For check()."""
+        """Every slot but those that belong to turns. For check()."""
         copies = self._copies
         present = [copies.slot[row] for row in live if copies.state[row] != ABSENT]
-        return [*present, *self._free, *self.quarantined]
+        return [*present, *self._free, *self.quarantined, *self.erasing]
+
+    def is_free(self, slots: set[int]) -> bool:
+        """For check()."""
+        return slots <= set(self._free)
 
     def num_pins(self, row: int) -> int:
         """For check()."""

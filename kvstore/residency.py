@@ -8,22 +8,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvstore.budget import WriteBudget
 from kvstore.cleaner import Cleaner
-from kvstore.events import TierHealth
+from kvstore.dirty import Dirty
+from kvstore.events import RecordedBlock
+from kvstore.health import Health
+from kvstore.ledger import Ledger
 from kvstore.pool import Pool
-from kvstore.rows import Rows
+from kvstore.rows import NO_ROW, Rows
 from kvstore.snapshot import Totals
+from kvstore.tips import Tips
 from kvstore.types import Tier
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from kvstore.config import PlannerConfig
-    from kvstore.events import Miss
+    from kvstore.events import Action, Miss, TierHealth
+    from kvstore.types import BlockKey
 
 
 class Residency:
     """Rows, pools and counters of the store. `misses` are the rows whose load failed since it was cleared."""
 
-    def __init__(self, config: PlannerConfig) -> None:
+    def __init__(self, config: PlannerConfig, emit: Callable[[Action], None]) -> None:
         capacities = (config.hbm_slots, config.dram_slots, config.nvme_slots)
         tiers = 3 if config.nvme_slots else 2 if config.dram_slots else 1
         self.rows = Rows(tiers)
@@ -33,9 +41,13 @@ class Residency:
         self.totals = Totals()
         self.misses: dict[int, Miss] = {}
         self.num_faults = 0  # changes whenever a block that was on its way, or could be read, may not be any more
-        self._backoff_seconds = config.tier_backoff_seconds
-        self._health = [TierHealth.OK] * tiers
-        self._retry_at = [0.0] * tiers
+        self.dirty = Dirty(self.rows)
+        self.tips = Tips(self.rows, self.dirty)
+        self.ledger = Ledger(emit)
+        self.health = Health(config, tiers, emit)
+        self.budget = WriteBudget(config.nvme_rated_bytes_per_day)
+        self._slot_bytes = config.slot_bytes
+        self.revoked: dict[BlockKey, None] = {}  # no branch lets these lie on NVMe, and there they are still
         self._condemned: dict[tuple[Tier, int], bool] = {}  # True: retire the slot as well
 
     # --- asking -----------------------------------------------------------------------
@@ -76,22 +88,41 @@ class Residency:
         """Does it make sense to copy anything down into `tier`?"""
         if not self.has_tier(tier):
             return False
-        return self._health[tier] is TierHealth.OK and self._retry_at[tier] <= self.rows.now
+        return self.health.takes(tier, self.rows.now)
+
+    def is_unreadable(self, row: int) -> bool:
+        """Is `row` in a lower tier, and not to be read from any?"""
+        return self.source_of(row) is None and any(pool.is_valid(row) for pool in self.pools[1:])
+
+    def may_sink(self, row: int) -> bool:
+        """May `row` be copied to NVMe, and does it make sense?"""
+        return self.rows.disk[row] > 0 and self.takes(Tier.NVME) and not self.pools[Tier.NVME].is_present(row)
+
+    def can_read(self, tier: Tier, row: int) -> bool:
+        """Is `row` VALID in `tier` and to be had from there?"""
+        return tier < len(self.pools) and self.pools[tier].is_valid(row) and self._is_readable(tier, row)
+
+    def is_only_in(self, tier: Tier, row: int) -> bool:
+        """Has no other tier a VALID copy of `row`?"""
+        return not any(pool.is_valid(row) for pool in self.pools if pool.tier is not tier)
 
     def _is_readable(self, tier: Tier, row: int) -> bool:
-        return self._health[tier] is not TierHealth.OFF and (tier, row) not in self._condemned
+        return self.health.is_readable(tier) and (tier, row) not in self._condemned
 
     # --- trust ------------------------------------------------------------------------
 
     def set_health(self, tier: Tier, health: TierHealth) -> None:
-        self._health[tier] = health
+        self.health.set(tier, health, self.rows.now)
         self.num_faults += 1
-        if health is TierHealth.OK:
-            self._retry_at[tier] = 0.0
 
     def distrust(self, tier: Tier) -> None:
         """`tier` did not take a block, or not in time: it gets no more for a while."""
-        self._retry_at[tier] = self.rows.now + self._backoff_seconds
+        self.health.distrust(tier, self.rows.now)
+
+    def note_late_read(self, tier: Tier) -> None:
+        """A read of `tier` is past its deadline."""
+        if self.health.note_late_read(tier, self.rows.now):
+            self.num_faults += 1
 
     def condemn(self, tier: Tier, row: int, retire: bool) -> None:
         """The copy of `row` in `tier` is not to be read again; `retire` its slot when it goes."""
@@ -116,23 +147,42 @@ class Residency:
             self.hbm.publish(row, slot)
         self.rows.origin[row] = Tier.HBM
         self.refresh_below(row)
+        self.dirty.note(row)
         self.totals.published += 1
 
-    def drop(self, tier: Tier, row: int) -> None:
-        """Free the VALID copy of `row` in `tier`."""
+    def arrive(self, tier: Tier, row: int) -> None:
+        """A transfer has brought `row` to `tier`."""
+        self.pools[tier].finish_fill(row)
+        self.dirty.note(row)
+
+    def drop(self, tier: Tier, row: int, erase: bool = False) -> None:
+        """Free the VALID copy of `row` in `tier`; with `erase`, its slot of NVMe once its bytes are gone."""
         if tier is Tier.HBM:
             self.cleaner.leave(row, self.rows.parent[row])
         pool = self.pools[tier]
         slot = pool.slot(row)
-        pool.drop(row)
-        if self._condemned and self._condemned.pop((tier, row), False):
+        is_broken = bool(self._condemned) and self._condemned.pop((tier, row), False)
+        if tier is not Tier.NVME:
+            pool.drop(row)
+        elif erase and not is_broken:
+            pool.drop_to_erase(row)
+            self.ledger.erase(slot)
+            self.totals.erased += 1
+        else:
+            pool.drop(row)
+            self.ledger.forget(slot, self.rows.key(row))
+        if is_broken:
             pool.retire(slot)
+            if tier is Tier.NVME:
+                self.ledger.overwrite((slot,))
+        self.dirty.note(row)
         self.rows.forget_unused(row)
 
     def reopen(self, row: int) -> int:
         """Make the HBM copy of `row` private again to the turn that attends to it; its slot."""
         self.cleaner.leave(row, self.rows.parent[row])
         slot = self.hbm.reopen(row)
+        self.dirty.note(row)
         self.rows.forget_unused(row)
         return slot
 
@@ -156,3 +206,61 @@ class Residency:
         """What is VALID in HBM is a duplicate below, and goes first there."""
         for pool in self.pools[1:]:
             pool.refresh(row)
+
+    # --- counting ---------------------------------------------------------------------
+
+    def count_written(self, tier: Tier, blocks: int) -> None:
+        """So many blocks have come down to `tier`."""
+        totals, num_bytes = self.totals, blocks * self._slot_bytes
+        if tier is Tier.DRAM:
+            totals.dram_blocks_written += blocks
+            totals.dram_bytes_written += num_bytes
+        elif tier is Tier.NVME:
+            totals.nvme_blocks_written += blocks
+            totals.nvme_bytes_written += num_bytes
+            self.budget.note(num_bytes, self.rows.now)
+
+    def count_read(self, tier: Tier, blocks: int) -> None:
+        """So many blocks have come up from `tier`."""
+        if tier is Tier.NVME:
+            self.totals.nvme_blocks_read += blocks
+            self.totals.nvme_bytes_read += blocks * self._slot_bytes
+
+    # --- NVMe's slots -----------------------------------------------------------------
+
+    def record(self, rows: Sequence[int]) -> None:
+        """The transfer that wrote `rows` to NVMe has ended; those of them that are VALID there are catalogued."""
+        names, parents, nvme = self.rows, self.rows.parent, self.pools[Tier.NVME]
+        self.ledger.record(
+            [
+                RecordedBlock(
+                    key=names.key(row),
+                    parent=None if parents[row] == NO_ROW else names.key(parents[row]),
+                    first_block=names.depth[row],
+                    slot=nvme.slot(row),
+                )
+                for row in rows
+                if nvme.is_valid(row)
+            ]
+        )
+
+    def leave_in(self, tier: Tier, slot: int, row: int) -> None:
+        """A transfer into `slot`, free now, has come to nothing: it may hold bytes of `row`."""
+        if tier is not Tier.NVME:
+            return
+        if self.rows.disk[row]:
+            self.ledger.leave(slot, self.rows.key(row))
+        else:  # its session was closed meanwhile
+            self._erase_free(slot)
+
+    def erase_remains(self, keys: Iterable[BlockKey]) -> None:
+        """What was dropped of `keys` and is still in free slots of NVMe has to go."""
+        for key in keys:
+            for slot in self.ledger.left_of(key):
+                self._erase_free(slot)
+
+    def _erase_free(self, slot: int) -> None:
+        self.pools[Tier.NVME].erase(slot)
+        self.ledger.overwrite((slot,))
+        self.ledger.erase(slot)
+        self.totals.erased += 1

@@ -1,8 +1,9 @@
 """Making room in a tier: the coldest blocks leave, downwards where that keeps them (pure).
 
 A block that has a copy below, or that nothing below takes, leaves at once; another is copied
-down first and leaves when its copy is there. The last copy of a block goes only for one that
-is worth more, or when the tier below is unwell: progress never waits for a lower tier.
+down first and leaves when its copy is there. Only what some branch lets lie on NVMe goes there.
+The last copy of a block goes only for one that is worth more, or when the tier below is unwell:
+progress never waits for a lower tier.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from kvstore.transfers import RUN_BLOCKS, Purpose
 from kvstore.types import Tier
 
 if TYPE_CHECKING:
+    from kvstore.pool import Pool
     from kvstore.residency import Residency
     from kvstore.traffic import Traffic
 
@@ -53,18 +55,24 @@ class Room:
         return min(count, hbm.num_free)
 
     def demote(self, row: int, most: int) -> Leaving:
-        """Start to copy down the run that ends in `row`, at most `most` blocks of it, or say that it can go now."""
+        """Start to copy down the run that ends in `row`, at most `most` blocks of it, or say that it can go now.
+
+        A block that NVMe has goes to DRAM as well where that takes it: it may be back soon.
+        """
         blocks, traffic = self._blocks, self._traffic
-        if blocks.rows.kind[row] <= Kind.FINAL or blocks.has_copy_below(Tier.HBM, row):
+        if blocks.rows.kind[row] <= Kind.FINAL or blocks.can_read(Tier.DRAM, row):
             return Leaving.NOW
-        run = self._run_that_leaves_with(row, min(most, RUN_BLOCKS))
+        is_in_nvme = blocks.can_read(Tier.NVME, row)
         for target in (Tier.DRAM, Tier.NVME):
             if not blocks.takes(target) or blocks.pools[target].is_present(row):
                 continue
+            if target is Tier.NVME and not blocks.may_sink(row):
+                continue
             if not traffic.has_io_token(Tier.HBM, target):
-                if traffic.is_moving(Tier.HBM, target):
+                if traffic.is_moving(Tier.HBM, target) and not is_in_nvme:
                     return Leaving.BUSY
-                continue  # every worker hangs
+                continue  # every worker hangs, or it need not be waited for
+            run = self._run_that_leaves_with(row, Tier.HBM, target, min(most, RUN_BLOCKS))
             count = min(len(run), traffic.num_ring_slots(Tier.HBM, target))
             slots = self.slots_in(target, count, blocks.hbm.frontier.worth(row))
             if slots:
@@ -73,29 +81,39 @@ class Room:
         return Leaving.NOW
 
     def clean(self, tip: int) -> bool:
-        """Start to copy to free slots of DRAM the topmost blocks of the chain ending in `tip` that are not below."""
-        run = self._run_not_below(tip)[:RUN_BLOCKS]
+        """Start to copy to free slots of DRAM the topmost blocks of the chain ending in `tip` that are not there."""
         dram = self._blocks.pools[Tier.DRAM]
+        run = self._run_not_in(dram, tip)[:RUN_BLOCKS]
         slots = dram.open(min(len(run), dram.num_free))
         if slots:
             self._traffic.begin(Purpose.CLEAN, Tier.HBM, Tier.DRAM, run[: len(slots)], slots)
         return bool(slots)
 
     def relieve(self, tier: Tier, count: int) -> None:
-        """Drop, or start to copy down, the coldest `count` blocks of a tier between two others."""
+        """Drop, or start to copy down, the coldest `count` blocks of a tier between two others.
+
+        What the tier below may not have stays until somebody needs the room.
+        """
         blocks, pool, below = self._blocks, self._blocks.pools[tier], Tier(tier + 1)
-        for _ in range(count):
+        while count > 0:
             row = pool.frontier.coldest()
             if row == NO_ROW:
                 return
-            if self._is_expendable(tier, row) or not blocks.takes(below) or blocks.pools[below].is_present(row):
+            if self._is_expendable(tier, row):
                 blocks.drop(tier, row)
-            elif not self._traffic.has_io_token(tier, below):
+                count -= 1
+                continue
+            if not blocks.may_sink(row) or not self._traffic.has_io_token(tier, below):
                 return
-            elif slots := self.slots_in(below, 1, pool.frontier.worth(row)):
-                self._traffic.begin(Purpose.DEMOTE, tier, below, [row], slots)
-            else:
+            run = self._run_that_leaves_with(row, tier, below, min(count, RUN_BLOCKS))
+            slots = self.slots_in(below, len(run), pool.frontier.worth(row))
+            if not slots:  # all that is below is warmer
+                blocks.totals.evicted += blocks.is_only_in(tier, row)
                 blocks.drop(tier, row)
+                count -= 1
+                continue
+            self._traffic.begin(Purpose.DEMOTE, tier, below, run[-len(slots) :], slots)
+            count -= len(slots)
 
     def slots_in(self, tier: Tier, count: int, worth: tuple[int, float]) -> list[int]:
         """At most `count` OPEN slots of `tier`, dropping what is worth less than `worth` and needs no IO to go."""
@@ -105,32 +123,42 @@ class Room:
             if row == NO_ROW or pool.frontier.worth(row) >= worth:
                 break
             is_expendable = self._is_expendable(tier, row)
-            if not is_expendable and tier < Tier.NVME and blocks.takes(Tier(tier + 1)):
+            if not is_expendable and tier < Tier.NVME and blocks.may_sink(row):
                 break  # it has to be written first, which `relieve` does ahead of need
-            blocks.totals.evicted += not is_expendable
+            is_last = not is_expendable and blocks.is_only_in(tier, row)
+            blocks.totals.evicted += is_last
+            blocks.totals.displaced += tier is Tier.NVME and not is_expendable and not is_last
             blocks.drop(tier, row)
-        return pool.open(min(count, pool.num_free))
+        slots = pool.open(min(count, pool.num_free))
+        if tier is Tier.NVME:
+            blocks.ledger.overwrite(slots)
+        return slots
 
     def _is_expendable(self, tier: Tier, row: int) -> bool:
         """Is it a duplicate, superseded or final, or is there a copy below?"""
         return self._blocks.pools[tier].frontier.worth(row)[0] <= Kind.FINAL or self._blocks.has_copy_below(tier, row)
 
-    def _run_that_leaves_with(self, row: int, most: int) -> list[int]:
-        """`row` and its ancestors, in chain order, as far as only `row` keeps them in HBM and they are not below."""
-        hbm, parents = self._blocks.hbm, self._blocks.rows.parent
+    def _run_that_leaves_with(self, row: int, source: Tier, target: Tier, most: int) -> list[int]:
+        """`row` and its ancestors, in chain order, while only `row` keeps them in `source` and nothing below has them.
+
+        What is not allowed on NVMe has a child that is not, so a run that ends well begins well.
+        """
+        blocks, pool, parents = self._blocks, self._blocks.pools[source], self._blocks.rows.parent
         run = [row]
         parent = parents[row]
-        while len(run) < most and parent != NO_ROW:
-            if hbm.num_kids(parent) > 1 or hbm.is_held(parent) or self._blocks.is_below(parent):
+        while len(run) < most and parent != NO_ROW and pool.is_valid(parent):
+            if pool.num_kids(parent) > 1 or pool.is_held(parent) or blocks.pools[target].is_present(parent):
                 break
+            if source is Tier.HBM and blocks.pools[Tier.DRAM].is_present(parent):
+                break  # it can leave as it is
             run.append(parent)
             parent = parents[parent]
         return run[::-1]
 
-    def _run_not_below(self, tip: int) -> list[int]:
-        """`tip` and its ancestors, up to the first that is below already, in chain order."""
+    def _run_not_in(self, pool: Pool, tip: int) -> list[int]:
+        """`tip` and its ancestors, up to the first that is in `pool` already, in chain order."""
         run = []
-        while tip != NO_ROW and not self._blocks.is_below(tip):
+        while tip != NO_ROW and not pool.is_present(tip):
             run.append(tip)
             tip = self._blocks.rows.parent[tip]
         return run[::-1]

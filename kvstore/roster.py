@@ -43,6 +43,7 @@ class Roster:
             tokens=event.prompt_tokens,
             most_tokens=event.prompt_tokens + event.output_tokens,
             queued_at=now,
+            to_nvme=event.to_nvme and event.cache,
         )
         self._next_seq += 1
         self.turns[turn.id] = turn
@@ -85,7 +86,8 @@ class Roster:
         """It has stopped and comes back: WAITING, in its old place."""
         self.settle(turn)
         del self.admitted[turn.id]
-        turn.state, turn.suspended, turn.may_load, turn.queued_at = TurnState.WAITING, True, True, now
+        turn.state, turn.suspended, turn.queued_at = TurnState.WAITING, True, now
+        turn.may_load, turn.miss = True, None
         self.queue.add(turn)
 
     def forget(self, turn: Turn) -> None:

@@ -16,7 +16,7 @@ known of the rows in one tier. Its laws:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvstore.policy import Kind, inherited
@@ -67,8 +67,11 @@ class Rows:
         self.last = array("d")  # seconds: when the chain through this row was last used
         self.kind = array("b")  # policy.Kind of the branch that used it last
         self.until = array("d")  # seconds: until when a KEPT row asked to stay
+        self.ends = array("i")  # tips of branches that lie here (tips.py)
+        self.disk = array("i")  # whether branches let it lie on NVMe (tips.py)
         self.origin = array("b")  # Tier its HBM copy was read from since a turn last used it
         self.now = 0.0
+        self.on_forget: Callable[[int, int], None] | None = None  # (row, parent), of a row in which tips lie
         self.copies = tuple(Copies() for _ in range(tiers))
 
     def __len__(self) -> int:
@@ -113,6 +116,9 @@ class Rows:
             if self._index.get(key) != row:
                 return
             parent = self.parent[row]
+            if self.ends[row]:
+                assert self.on_forget is not None
+                self.on_forget(row, parent)
             del self._index[key]
             self._free.append(row)
             if parent != NO_ROW:
@@ -145,7 +151,8 @@ class Rows:
 
     def _grow(self) -> None:
         start = len(self.parent)
-        for column in (self.parent, self.depth, self.children, self.last, self.kind, self.until, self.origin):
+        integers = (self.parent, self.depth, self.children, self.kind, self.ends, self.disk, self.origin)
+        for column in (*integers, self.last, self.until):
             column.frombytes(bytes(_GROWTH_ROWS * column.itemsize))
         for copies in self.copies:
             copies.grow(_GROWTH_ROWS)

@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvstore.events import TierHealth, WritePolicy
+
 if TYPE_CHECKING:
     from kvstore.types import Tier
 
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:
-    """Slots of one tier by state; they add up to `capacity`. `pinned` blocks are the VALID ones that may not leave."""
+    """Slots of one tier by state; they add up to `capacity`. `pinned` blocks are the VALID ones that may not leave.
+
+    `erasing` slots of NVMe hold bytes that have to go before they are used again.
+    """
 
     tier: Tier
     capacity: int
@@ -21,6 +26,8 @@ class TierCounts:
     valid: int
     quarantined: int
     pinned: int
+    erasing: int = 0
+    health: TierHealth = TierHealth.OK
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +60,22 @@ class Totals:
     duplicate_fills: int = 0
     reused: int = 0
     evicted: int = 0  # last copies that made room
+    displaced: int = 0  # copies on NVMe that made room there and stayed above
     released: int = 0  # HBM copies that made room and stayed below
     flushed: int = 0
     closed: int = 0
     loaded: int = 0
     demoted: int = 0
     cleaned: int = 0
+    sunk: int = 0  # copied to NVMe ahead of need, or to be there after a restart
+    found: int = 0  # on NVMe from an earlier process
+    erased: int = 0  # slots of NVMe whose bytes had to go
+    dram_blocks_written: int = 0
+    dram_bytes_written: int = 0
+    nvme_blocks_written: int = 0
+    nvme_bytes_written: int = 0
+    nvme_blocks_read: int = 0
+    nvme_bytes_read: int = 0
     loads_failed: int = 0
     loads_late: int = 0
     corrupt: int = 0
@@ -70,6 +87,7 @@ class Totals:
     tails_lost: int = 0
     hints: int = 0
     hints_declined: int = 0
+    recomputes_cheaper: int = 0  # turns that computed what could have been loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +99,13 @@ class Snapshot:
     totals: Totals
     transfers: int = 0
     hints: int = 0
+    dirty_blocks: int = 0
+    """In HBM or DRAM, wanted on NVMe by a branch that ended there, and not there."""
+    sinking_blocks: int = 0
+    """Of those, the ones that are to be copied now, and on their way."""
+    nvme_write_policy: WritePolicy = WritePolicy.EVERY_TURN
+    """What AUTO has become, or the one that was set."""
+    nvme_bytes_last_day: int = 0
 
     def tier(self, tier: Tier) -> TierCounts:
         """The counts of `tier`, which must exist here."""

@@ -21,7 +21,7 @@ class Store:
     """Blocks and their tiers, transfers, room and tails; knows no turns."""
 
     def __init__(self, config: PlannerConfig, emit: Callable[[Action], None]) -> None:
-        self.blocks = Residency(config)
+        self.blocks = Residency(config, emit)
         self.traffic = Traffic(self.blocks, config, emit)
         self.room = Room(self.blocks, self.traffic)
         self.tails = Tails(self.blocks, self.traffic, self.room)

@@ -122,6 +122,8 @@ class Tails:
             arrived = tail.dram if transfer.target is Tier.DRAM else tail.hbm
             arrived.update(zip(transfer.indices, transfer.target_slots, strict=True))
             tail.is_lost = tail.is_lost or transfer.good != len(transfer.source_slots)
+            if transfer.target is Tier.DRAM:
+                self._blocks.count_written(Tier.DRAM, transfer.good or 0)
         if transfer.source is Tier.HBM:
             self._blocks.hbm.close(transfer.source_slots)
             if not transfer.late:

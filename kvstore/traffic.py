@@ -7,7 +7,7 @@ runs that would then lie below a gap in HBM are given up with it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvstore.events import CancelTransfer, HurryTransfer, Miss, StartTransfer, TransferEnd
 from kvstore.rows import NO_ROW
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from kvstore.residency import Residency
     from kvstore.tails import Tail
 
-
-_MISSES = {TransferEnd.CORRUPT: Miss.CORRUPT, TransferEnd.STALE: Miss.STALE}
+_MISSES: Final = {TransferEnd.CORRUPT: Miss.CORRUPT, TransferEnd.STALE: Miss.STALE}
 """Ends of a load that say more than that it failed."""
 
 
@@ -186,8 +185,12 @@ class Traffic:
         if transfer.late:
             self.transfers.remove(transfer)
             self._leave_quarantine(transfer, transfer.target_slots)
+            for row, slot in self._targets(transfer):
+                self._leave_in(transfer, row, slot)
         else:
             self.land()
+            if transfer.reason is TransferEnd.DONE and transfer.source > transfer.target:
+                self._blocks.health.note_read(transfer.source)
         self._blame(transfer)
         self._blocks.rows.forget_unused(transfer.rows[-1])
 
@@ -228,10 +231,12 @@ class Traffic:
             if pool.slot(row) != slot:
                 pool.leave_quarantine(slot)  # a turn's own fill has overtaken it
             elif index < transfer.good:
-                pool.finish_fill(row)
+                self._blocks.arrive(transfer.target, row)
                 self._count_arrival(transfer, row)
             else:
                 unsound.append(row)
+        if transfer.target is Tier.NVME:
+            self._blocks.record(transfer.rows[: transfer.good])
         self._make_absent(transfer, unsound, Miss.LOAD_FAILED)
         if transfer.purpose is Purpose.DEMOTE:
             self._leave_after_copy(transfer)
@@ -245,13 +250,24 @@ class Traffic:
             self._blocks.num_faults += 1
             self._give_up_below(rows, miss)
         pool.unpin(transfer.rows[-1])
-        if transfer.reason in _MISSES and not transfer.late:
-            miss = _MISSES[transfer.reason]
+        if not transfer.late and transfer.reason is not None:
+            miss = _MISSES.get(transfer.reason, miss)
         for row in reversed(rows):
+            slot = pool.slot(row)
             pool.abandon_fill(row, transfer.has_ended)
+            if transfer.has_ended:
+                self._leave_in(transfer, row, slot)
             # A load that was called off is no fault of its blocks: who joined it meanwhile starts another.
             if transfer.purpose is Purpose.LOAD and transfer.reason is not TransferEnd.CANCELLED:
                 self._blocks.misses[row] = miss
+        if transfer.purpose is Purpose.SINK or (transfer.target is Tier.NVME and self._blocks.dirty.all_due):
+            self._blocks.dirty.make_due(rows)
+
+    def _leave_in(self, transfer: Transfer, row: int, slot: int) -> None:
+        """`slot` is free again, and `row` not in it."""
+        is_broken = transfer.reason is TransferEnd.SLOT_BROKEN and slot in transfer.target_slots[transfer.good :][:1]
+        if not is_broken:
+            self._blocks.leave_in(transfer.target, slot, row)
 
     def _give_up_below(self, rows: list[int], miss: Miss) -> None:
         """Give up runs into HBM that continue one of `rows`, which does not come."""
@@ -287,11 +303,13 @@ class Traffic:
             blocks.refresh_below(row)
         if transfer.purpose is Purpose.LOAD:
             blocks.rows.origin[row] = max(blocks.rows.origin[row], transfer.source)
+            blocks.count_read(transfer.source, 1)
             totals.loaded += 1
-        elif transfer.purpose is Purpose.DEMOTE:
-            totals.demoted += 1
-        else:
-            totals.cleaned += 1
+            return
+        blocks.count_written(transfer.target, 1)
+        totals.demoted += transfer.purpose is Purpose.DEMOTE
+        totals.cleaned += transfer.purpose is Purpose.CLEAN
+        totals.sunk += transfer.purpose is Purpose.SINK
 
     def count_late(self, transfer: Transfer) -> None:
         """Its deadline has passed: a tier that takes blocks too slowly gets no more for a while."""
@@ -300,6 +318,7 @@ class Traffic:
             self._blocks.distrust(transfer.target)
         else:
             self._blocks.totals.loads_late += 1
+            self._blocks.note_late_read(transfer.source)
 
     def _blame(self, transfer: Transfer) -> None:
         """Draw the consequences of how it ended for the tiers and blocks involved."""

@@ -33,6 +33,7 @@ class Purpose(Enum):
     LOAD = "load"  # a turn or a hint waits for it
     DEMOTE = "demote"  # the sources leave their tier once they have a copy below
     CLEAN = "clean"  # only a copy is wanted, so that leaving costs nothing later
+    SINK = "sink"  # as CLEAN, to NVMe: what should be there after a restart
     TAIL = "tail"  # private blocks of a suspended turn, out or back
 
 
@@ -105,6 +106,10 @@ class Transfers:
     def has_landing(self) -> bool:
         """Has one ended that is not late: has it landed, perhaps waiting for its parent?"""
         return any(transfer.has_ended and not transfer.late for transfer in self._by_id.values())
+
+    def num_of(self, purpose: Purpose) -> int:
+        """Those that still move bytes, late or not."""
+        return sum(transfer.purpose is purpose and not transfer.has_ended for transfer in self._by_id.values())
 
     def with_purpose(self, purpose: Purpose) -> list[Transfer]:
         return [transfer for transfer in self.waited_for() if transfer.purpose is purpose]

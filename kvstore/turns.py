@@ -56,8 +56,10 @@ class Turn:
     wanted: int = 0  # slots asked for by GrowWanted and not yet granted
     wake: Wake | None = None  # while WAKING
     tail: Tail | None = None  # while WAITING to go on
+    to_nvme: bool = False  # may its blocks lie on NVMe while it is suspended?
+    rests_at: BlockKey | None = None  # they may, up to this one, since it was suspended
     may_load: bool = True  # False once a load failed or came late for it: it computes instead
-    miss: Miss | None = None  # why, if that was while it waited
+    miss: Miss | None = None  # why it has to compute what was stored
     has_waited: bool = False  # there was no room for it when it arrived
     woken_from_queue: bool = False  # loads of its blocks began while it waited, or when it was admitted after that
 

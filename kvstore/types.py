@@ -114,7 +114,8 @@ class TurnSpec:
     `token_ids` is the whole prompt. `cache` false neither reads nor keeps. `payload` is
     handed to the engine untouched (sampling parameters and the like). `namespace` decides
     which blocks may be shared. Lower `priority` is sooner. `wake` is the hint that announced it:
-    past the place where the prompt diverges from what was hinted, nothing more is loaded.
+    past the place where the prompt diverges from what was hinted, nothing more is loaded. `to_nvme`
+    false: while it is suspended, none of its blocks lies on NVMe.
     """
 
     token_ids: array[int]
@@ -124,6 +125,7 @@ class TurnSpec:
     priority: int = 0
     cache: bool = True
     wake: WakeId | None = None
+    to_nvme: bool = False
 
 
 @dataclass(slots=True)

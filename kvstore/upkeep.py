@@ -1,7 +1,7 @@
 """What is done ahead of need, so that a turn that needs room finds it without IO (pure).
 
-    cleaner       keeps `clean_share` of HBM free or clean, as far as free slots of DRAM allow; it
-                  never evicts anything to make a duplicate
+    cleaner       keeps `clean_share` of HBM free or clean, as far as free slots of DRAM allow, or what
+                  NVMe has anyway; it never evicts anything to make a duplicate
     watermarks    when more than `high` of a tier cannot be had without IO, its coldest blocks move
                   down, at the cost of colder ones below, until it is `low`
 
@@ -35,7 +35,7 @@ class Upkeep:
         self._is_dram_high = False
 
     def run(self) -> None:
-        if self._store.blocks.has_tier(Tier.DRAM):
+        if len(self._store.blocks.pools) > 1:
             self._keep_hbm_clean()
         if self._store.blocks.takes(Tier.NVME):
             self._keep_dram_low()
@@ -60,17 +60,22 @@ class Upkeep:
         blocks, room = self._store.blocks, self._store.room
         if blocks.rows.kind[tip] <= Kind.FINAL or blocks.hbm.num_kids(tip):
             blocks.cleaner.wake(tip)  # it leaves nothing behind when it goes, or goes only after its children
-        elif blocks.hbm.is_held(tip):
+            return True
+        if blocks.hbm.is_held(tip):
             return False  # it is being copied, or a hint builds on it
-        elif blocks.is_below(tip):
-            blocks.cleaner.mark_clean(tip, blocks.hbm.num_leaving_with(tip))
-        elif not blocks.takes(Tier.DRAM) or not self._store.traffic.has_io_token(Tier.HBM, Tier.DRAM):
-            return False
-        elif not self._is_hbm_high:
-            is_cleaning = self._store.traffic.transfers.with_purpose(Purpose.CLEAN)
-            return not is_cleaning and room.clean(tip)
-        else:
-            return room.demote(tip, most) is Leaving.STARTED
+        if not blocks.pools[Tier.DRAM].is_present(tip):
+            if self._is_hbm_high:
+                leaving = room.demote(tip, most)
+                if leaving is not Leaving.NOW:
+                    return leaving is Leaving.STARTED
+            elif blocks.takes(Tier.DRAM) and self._store.traffic.has_io_token(Tier.HBM, Tier.DRAM):
+                if self._store.traffic.transfers.with_purpose(Purpose.CLEAN):
+                    return False
+                if room.clean(tip):
+                    return True
+            if not blocks.is_below(tip):
+                return False
+        blocks.cleaner.mark_clean(tip, blocks.hbm.num_leaving_with(tip))
         return True
 
     def _keep_dram_low(self) -> None:

@@ -43,6 +43,12 @@ def plan(blocks: Residency, keys: Sequence[BlockKey], may_load: bool) -> list[in
     return rows
 
 
+def why_unread(blocks: Residency, keys: Sequence[BlockKey], rows: Sequence[int]) -> Miss | None:
+    """Why `rows`, planned of `keys`, end where they do: because a tier that has the next block is not to be read?"""
+    row = blocks.rows.find(keys[len(rows)]) if len(rows) < len(keys) else NO_ROW
+    return Miss.LOAD_FAILED if row != NO_ROW and blocks.is_unreadable(row) else None
+
+
 @dataclass(slots=True, eq=False)
 class Wake:
     """See the module. `num_slots` are wanted in HBM in all, for loads and for computing; 0 when `target` is DRAM."""
@@ -57,6 +63,7 @@ class Wake:
     tip: int = NO_ROW
     reserve: list[int] = field(default_factory=list)
     miss: Miss | None = None
+    has_failed: bool = False  # a load of its own failed or came late
     _pins: list[tuple[Tier, int]] = field(default_factory=list)
     _tail_slots: int = 0
     _num_present: int = 0  # of `rows`, VALID or on their way in HBM: a prefix, since HBM is closed under prefixes
@@ -125,9 +132,11 @@ class Wake:
         for index in range(self.num_ready, len(self.rows)):
             row = self.rows[index]
             if row in self.store.blocks.misses:
-                self.miss = self.store.blocks.misses[row]
+                self.miss, self.has_failed = self.store.blocks.misses[row], True
             elif self.store.blocks.can_come(row):
                 continue
+            elif self.store.blocks.is_unreadable(row):
+                self.miss = Miss.LOAD_FAILED
             self.cut(index)
             break
         if self.tail is not None and self.tail.is_lost:
@@ -151,7 +160,7 @@ class Wake:
     def give_up(self) -> None:
         """Its deadline has passed: wait for nothing more."""
         self.cut(self.num_ready)
-        self.miss = Miss.LOAD_TIMEOUT
+        self.miss, self.has_failed = Miss.LOAD_TIMEOUT, True
 
     def take(self, slots: list[int]) -> None:
         """OPEN slots of HBM for this wake."""

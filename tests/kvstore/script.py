@@ -10,11 +10,15 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from kvstore.events import (
+    BranchRecorded,
     Fill,
+    ForgetBlocks,
     GrantTurn,
     GrowWanted,
     HurryTransfer,
+    RecordBlocks,
     SleepWanted,
+    SlotsErased,
     StartTransfer,
     StepEnded,
     SuspendTurn,
@@ -22,13 +26,14 @@ from kvstore.events import (
     TransferEnd,
     TurnArrived,
     TurnStopped,
+    WritePolicy,
 )
 from kvstore.planner import Planner, PlannerConfig
-from kvstore.types import BlockKey, StopReason, TurnId
+from kvstore.types import BlockKey, StopReason, Tier, TurnId
 
 if TYPE_CHECKING:
     from kvstore.events import Action, Event
-    from kvstore.types import Tier, TransferId, WakeId
+    from kvstore.types import TransferId, WakeId
 
 BLOCK_TOKENS = 4
 
@@ -54,6 +59,8 @@ class Script:
         self.paths: dict[int, str] = {}
         self.copies: dict[TransferId, StartTransfer] = {}
         self.running: set[int] = set()
+        self.catalogue: dict[int, BlockKey] = {}
+        self.erasing: list[tuple[int, ...]] = []
         self.planner = Planner(
             PlannerConfig(
                 hbm_slots=hbm_slots,
@@ -62,7 +69,7 @@ class Script:
                 max_queue=max_queue,
                 age_limit_seconds=age_limit_seconds,
                 output_slice_tokens=output_slice_tokens,
-                **more,
+                **({"nvme_write_policy": WritePolicy.ON_PRESSURE} | more),
             )
         )
 
@@ -137,12 +144,25 @@ class Script:
         self.end_all()
         assert self.where(path) == ["D"] * len(path)
 
+    def record(self, path: str, old: str | None = None, **wishes: Any) -> list[Action]:
+        """The branch that was at the end of `old`, or a new one, is at the end of `path`."""
+        superseded = () if old is None else tuple(key for key in keys(old) if key not in keys(path))
+        return self.feed(BranchRecorded(keys(path)[-1], keys(old)[-1] if old else None, superseded, **wishes))
+
     def put_to_sleep_in_nvme(self, path: str) -> None:
-        """Compute `path` in a turn and push it down to NVMe alone: DRAM's watermarks must be low enough."""
+        """Compute `path` in a turn, make it a branch and move it to NVMe."""
         self.run(1_000 + len(self.paths), path)
-        self.feed(SleepWanted(keys(path)))
+        self.record(path)
+        self.feed(SleepWanted(keys(path), Tier.NVME))
         self.end_all()
         assert self.where(path) == ["N"] * len(path)
+
+    def erase_all(self) -> list[Action]:
+        """Whatever has to be erased on NVMe is."""
+        actions: list[Action] = []
+        while self.erasing:
+            actions += self.feed(SlotsErased(self.erasing.pop(0)))
+        return actions
 
     def where(self, path: str) -> list[str]:
         """For each block of `path` the initials of the tiers that hold it."""
@@ -151,14 +171,32 @@ class Script:
     def slots(self, tier: Tier) -> dict[str, int]:
         """Slots of `tier` by state, those states left out that no slot is in."""
         counts = self.planner.snapshot().tier(tier)
-        states = ("free", "open", "filling", "valid", "quarantined", "pinned")
+        states = ("free", "open", "filling", "valid", "quarantined", "erasing", "pinned")
         return {state: getattr(counts, state) for state in states if getattr(counts, state)}
 
     def _checked(self, actions: list[Action]) -> list[Action]:
         self.planner.check()
         self.running.update(granted(actions))
         self.copies.update((action.transfer, action) for action in actions if isinstance(action, StartTransfer))
+        for action in actions:
+            self._note_nvme(action)
+        assert self.catalogue == self.planner.on_nvme()
         return actions
+
+    def _note_nvme(self, action: Action) -> None:
+        """Keep the catalogue as the shell would."""
+        match action:
+            case RecordBlocks(blocks):
+                for block in blocks:
+                    assert self.catalogue.setdefault(block.slot, block.key) == block.key
+            case ForgetBlocks(slots, erase):
+                for slot in slots:
+                    self.catalogue.pop(slot, None)
+                if erase:
+                    self.erasing.append(slots)
+            case StartTransfer(target=Tier.NVME):
+                in_use = {*self.catalogue, *(slot for slots in self.erasing for slot in slots)}
+                assert not in_use & {*action.target_slots}
 
     def counts(self) -> dict[str, int]:
         """HBM slots by state."""

@@ -224,9 +224,11 @@ def test_09_a_session_closed_during_a_copy_frees_its_slots_when_that_has_ended()
 def test_10_with_dram_dirty_and_nvme_hung_a_turn_waits_one_deadline_and_then_only_for_dram() -> None:
     script = tiered(dram_slots=2, nvme_slots=8, dram_high=1.0)
     script.put_to_sleep("ab")
+    script.record("ab")
     for turn, path in ((2, "cde"), (3, "fgh")):
         script.now += 1.0
         script.run(turn, path)
+        script.record(path)
     script.now += 1.0
     (hung,) = copies(script.arrive(4, "uvwx", output_tokens=0))
     assert (hung.source, hung.target, len(hung.keys), len(hung.ring_slots)) == (Tier.HBM, Tier.NVME, 3, 3)

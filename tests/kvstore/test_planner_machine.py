@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvstore.config import PlannerConfig
-from kvstore.events import TierHealth, TransferEnd
+from kvstore.events import TierHealth, TransferEnd, WritePolicy
 from kvstore.types import Tier
 from tests.kvstore.world import World
 
@@ -25,12 +25,17 @@ CONFIGS = st.builds(
     age_limit_seconds=st.just(5.0),
     output_slice_tokens=st.sampled_from([1, 4]),
     dram_slots=st.sampled_from([0, 3, 12, 60]),
-    nvme_slots=st.sampled_from([0, 0, 20]),
+    nvme_slots=st.sampled_from([0, 6, 40]),
     ring_slots=st.integers(1, 4),
     max_transfers=st.integers(1, 4),
     max_hints=st.just(3),
+    slot_bytes=st.just(1),
+    nvme_write_policy=st.sampled_from(WritePolicy),
+    nvme_rated_bytes_per_day=st.sampled_from([0, 20]),
+    nvme_min_tokens=st.sampled_from([0, 6]),
+    idle_to_nvme_seconds=st.just(3.0),
 )
-FAILURES = st.sampled_from([end for end in TransferEnd if end is not TransferEnd.DONE])
+FAILURES = st.sampled_from(sorted(set(TransferEnd) - {TransferEnd.DONE}, key=str))
 NEW_TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=8)
 LENGTHS = st.integers(0, 40)
 
@@ -50,11 +55,16 @@ class PlannerMachine(RuleBasedStateMachine):
         hints = sorted(self.world.hints)
         hint = data.draw(st.sampled_from([None, *hints])) if hints else None
         tokens = [*self.history(data, length), *new]
-        self.world.arrive(tokens, output, priority, cache=data.draw(st.booleans()) or output > 1, hint=hint)
+        cache = data.draw(st.booleans()) or output > 1
+        self.world.arrive(tokens, output, priority, cache=cache, hint=hint, to_nvme=output % 2 == 0)
 
-    @rule(paces=st.lists(st.sampled_from([1, 2, 5, 40]), min_size=1, max_size=3))
-    def step(self, paces: list[int]) -> None:
+    @rule(
+        paces=st.lists(st.sampled_from([1, 2, 5, 40]), min_size=1, max_size=3),
+        to_nvme=st.sampled_from([True, True, False]),
+    )
+    def step(self, paces: list[int], to_nvme: bool) -> None:
         self.world.step(paces)
+        self.world.record_ended(to_nvme)
 
     @precondition(lambda self: self.world.copies)
     @rule(data=st.data(), failure=st.none() | FAILURES, good=st.integers(0, 7))
@@ -90,17 +100,39 @@ class PlannerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.histories)
     @rule(data=st.data(), keep=st.sampled_from([0.0, 4.0]), pinned=st.booleans(), final=st.booleans())
     def record(self, data: st.DataObject, keep: float, pinned: bool, final: bool) -> None:
-        self.world.record(self.history(data), self.history(data), keep, pinned, final)
+        branch = data.draw(st.sampled_from([None, *self.world.branches]))
+        wishes = {"keep_seconds": keep, "pinned": pinned, "final": final and pinned}
+        self.world.record(branch, self.history(data), to_nvme=data.draw(st.booleans()) or not final, **wishes)
 
-    @precondition(lambda self: self.world.histories)
+    @precondition(lambda self: self.world.branches)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
-        self.world.close(self.history(data))
+        self.world.close(data.draw(st.sampled_from(self.world.branches)))
 
     @precondition(lambda self: self.world.histories)
-    @rule(data=st.data())
-    def sleep(self, data: st.DataObject) -> None:
-        self.world.sleep(self.history(data))
+    @rule(data=st.data(), tier=st.sampled_from([Tier.DRAM, Tier.NVME]))
+    def sleep(self, data: st.DataObject, tier: Tier) -> None:
+        self.world.sleep(self.history(data), tier)
+
+    @precondition(lambda self: self.world.erasing)
+    @rule()
+    def erase(self) -> None:
+        self.world.erase()
+
+    @precondition(lambda self: self.world.probes)
+    @rule(health=st.sampled_from(TierHealth))
+    def answer_probe(self, health: TierHealth) -> None:
+        self.world.answer_probe(health)
+
+    @precondition(lambda self: self.world.config.nvme_slots)
+    @rule(seconds=st.sampled_from([0.0, 5.0]))
+    def drain(self, seconds: float) -> None:
+        self.world.drain(seconds)
+
+    @precondition(lambda self: self.world.catalogue)
+    @rule()
+    def crash(self) -> None:
+        self.world.crash()
 
     @rule(data=st.data(), health=st.sampled_from(TierHealth))
     def change_health(self, data: st.DataObject, health: TierHealth) -> None:

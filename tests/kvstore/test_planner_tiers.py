@@ -22,6 +22,7 @@ from kvstore.events import (
     WakeCancelled,
     WakeHinted,
     WakeStatus,
+    WritePolicy,
 )
 from kvstore.types import StopReason, Tier, WakeId
 from tests.kvstore.script import Script, copies, granted, hurried, keys, suspended, the_grant
@@ -358,6 +359,7 @@ def test_a_wake_from_nvme_passes_through_dram_where_a_slot_is_free() -> None:
 def test_without_dram_blocks_pass_between_hbm_and_nvme_through_ring_slots() -> None:
     script = tiered(dram_slots=0, nvme_slots=16, ring_slots=2)
     script.run(1, "abc")
+    script.record("abc")
     (down,) = copies(script.feed(SleepWanted(keys("abc"))))
     assert (down.source, down.target, len(down.keys), down.ring_slots) == (Tier.HBM, Tier.NVME, 2, (3, 2))
     script.end_all()
@@ -586,9 +588,13 @@ def test_a_random_life_breaks_no_law_and_comes_to_its_end(seed: int) -> None:
             age_limit_seconds=5.0,
             output_slice_tokens=rng.choice([1, 3, 6]),
             dram_slots=rng.choice([0, rng.randint(1, 8), rng.randint(8, 60)]),
-            nvme_slots=rng.choice([0, 0, rng.randint(1, 40)]),
+            nvme_slots=rng.choice([0, rng.randint(1, 12), rng.randint(12, 80)]),
             ring_slots=rng.randint(1, 4),
             max_transfers=rng.randint(1, 4),
+            slot_bytes=1,
+            nvme_write_policy=rng.choice(list(WritePolicy)),
+            nvme_rated_bytes_per_day=rng.choice([0, 20]),
+            idle_to_nvme_seconds=3.0,
         )
     )
     for _ in range(250):
@@ -607,9 +613,12 @@ def _live(world: World, rng: random.Random) -> None:
             rng.choice([0, 0, -1, 1]),
             cache=rng.random() < 0.9,
             hint=rng.choice([None, *world.hints]),
+            to_nvme=rng.random() < 0.5,
         )
     elif chance < 0.5:
         world.step(rng.choices((1, 2, 5, 30), k=4))
+        if chance < 0.45:
+            world.record_ended(to_nvme=chance < 0.4)
     elif chance < 0.75 and world.copies:
         reason = rng.choice(list(TransferEnd)) if rng.random() < 0.2 else TransferEnd.DONE
         world.end_copy(rng.choice(list(world.copies)), rng.randint(0, 8), reason)
@@ -620,13 +629,20 @@ def _live(world: World, rng: random.Random) -> None:
     elif chance < 0.9:
         world.hint(history, rng.choice([Tier.HBM, Tier.HBM, Tier.DRAM]), 3.0)
     elif chance < 0.93:
-        world.record(history, rng.choice([history, ()]), rng.choice([0.0, 4.0]), chance < 0.91, chance > 0.925)
-    elif chance < 0.95:
-        world.close(history)
+        branch = rng.choice([None, *world.branches])
+        world.record(branch, history, rng.random() < 0.7, keep_seconds=rng.choice([0.0, 4.0]), final=rng.random() < 0.2)
+    elif chance < 0.95 and world.branches:
+        world.close(rng.choice(world.branches))
     elif chance < 0.97:
-        world.sleep(history)
+        world.sleep(history, rng.choice([Tier.DRAM, Tier.NVME]))
     elif chance < 0.98:
         world.flush()
+    elif chance < 0.985 and world.erasing:
+        world.erase()
+    elif chance < 0.99:
+        world.drain(5.0)
+    elif chance < 0.993:
+        world.crash()
 
 
 def test_a_flush_leaves_what_is_on_its_way() -> None:

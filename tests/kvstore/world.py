@@ -4,7 +4,9 @@ A block's content is the tuple of all tokens it was computed from, so what a slo
 hold is always known. Each slot of each tier holds what was last written to it; copies read
 their source and write their target as late as they can, when they end, and write garbage
 where they are not sound. So a slot reused too early, a copy published too early or a late
-copy into a slot that has a new owner all show as a wrong content.
+copy into a slot that has a new owner all show as a wrong content. NVMe outlives `crash`: what
+is recorded of it is the catalogue that the next planner is told, and nothing that no branch allows
+there may ever be written to it, or stay once its branches are closed.
 """
 
 from __future__ import annotations
@@ -12,22 +14,28 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvstore.events import (
     AnswerWake,
+    BlocksFound,
     BranchRecorded,
     CancelTransfer,
     Fill,
+    FlushDown,
     FlushWanted,
+    ForgetBlocks,
     GrantSlots,
     GrantTurn,
     GrowWanted,
     HurryTransfer,
+    ProbeTier,
+    RecordBlocks,
     RefuseGrowth,
     RefuseTurn,
     SessionClosed,
     SleepWanted,
+    SlotsErased,
     StartTransfer,
     StepEnded,
     SuspendTurn,
@@ -41,6 +49,7 @@ from kvstore.events import (
     WakeCancelled,
     WakeHinted,
     WakeStatus,
+    WritePolicyChanged,
 )
 from kvstore.planner import Planner
 from kvstore.types import BlockKey, StopReason, Tier, TransferId, TurnId, WakeId
@@ -49,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kvstore.config import PlannerConfig
-    from kvstore.events import Action, Event
+    from kvstore.events import Action, Event, RecordedBlock
 
 Content = tuple[int, ...]
 GARBAGE: Content = (-1,)
@@ -67,12 +76,21 @@ class Client:
     num_prompt: int
     num_output: int
     cache: bool
+    to_nvme: bool
     state: str = "waiting"  # waiting, running, suspending, cancelling, at_limit
     has_run: bool = False
     table: list[int] = field(default_factory=list)
     computed: int = 0
     filled: int = 0
     wishes: bool = False
+
+
+@dataclass(eq=False)
+class Branch:
+    """One branch as its session sees it."""
+
+    content: Content
+    to_nvme: bool
 
 
 class World:
@@ -87,17 +105,32 @@ class World:
         self.cancelled_copies: set[TransferId] = set()
         self.hints: set[WakeId] = set()
         self.histories: list[Content] = []  # of turns that ended well
+        self.branches: list[Branch] = []
+        self.catalogue: dict[int, RecordedBlock] = {}
+        self.erasing: list[tuple[int, ...]] = []
+        self.probes: set[Tier] = set()
+        self.orphans: set[BlockKey] = set()  # chains on NVMe after a crash that are no branch's
         self.seen: Counter[str] = Counter()
+        self._unrecorded: list[Content] = []
+        self._broken: set[int] = set()  # slots of NVMe that nobody can use, nor erase
         self._memory: dict[tuple[Tier, int], Content] = {}
         self._next_id = 0
 
     # --- what happens -----------------------------------------------------------------
 
-    def arrive(self, tokens: Sequence[int], num_output: int, priority: int, cache: bool, hint: WakeId | None) -> None:
+    def arrive(
+        self,
+        tokens: Sequence[int],
+        num_output: int,
+        priority: int,
+        cache: bool,
+        hint: WakeId | None,
+        to_nvme: bool = False,
+    ) -> None:
         turn = self._new_id()
-        self.clients[turn] = Client(list(tokens), len(tokens), num_output, cache)
+        self.clients[turn] = Client(list(tokens), len(tokens), num_output, cache, to_nvme)
         keys = self.keys(tokens) if cache else ()
-        self._feed(TurnArrived(TurnId(turn), keys, len(tokens), num_output, priority, cache, hint))
+        self._feed(TurnArrived(TurnId(turn), keys, len(tokens), num_output, priority, cache, hint, to_nvme))
 
     def step(self, paces: Sequence[int]) -> None:
         """One engine step: running turn `i` computes up to `paces[i % len]` tokens; then those that want to, grow."""
@@ -133,7 +166,13 @@ class World:
         ):
             content = self._memory[copy.source, source]
             assert name is None or key(content) == name, "a copy's source changed under it"
-            self._memory[copy.target, target] = content if index < good else GARBAGE
+            if copy.target is not Tier.NVME:
+                self._memory[copy.target, target] = content if index < good else GARBAGE
+                continue
+            assert target not in self._slots_being_erased(), "a slot is written to before it is erased"
+            self._memory[copy.target, target] = content if index < good else (*GARBAGE, *content)
+        if reason is TransferEnd.SLOT_BROKEN and Tier.NVME in (copy.source, copy.target):
+            self._broken.add((copy.target_slots if copy.target is Tier.NVME else copy.source_slots)[good])
         self._feed(TransferDone(transfer, good, reason))
 
     def pass_time(self, seconds: float) -> None:
@@ -148,21 +187,67 @@ class World:
     def cancel_hint(self, wake: WakeId) -> None:
         self._feed(WakeCancelled(wake))
 
-    def record(self, content: Content, replaced: Content, keep_seconds: float, pinned: bool, final: bool) -> None:
-        """The branch that ended at `replaced` is now at `content`; what they do not share is superseded."""
-        new, old = self.keys(content), self.keys(replaced)
+    def record(self, branch: Branch | None, content: Content, to_nvme: bool, **wishes: Any) -> None:
+        """A branch, or a new one, is now at `content`; what it does not share with what it was is superseded."""
+        new, old = self.keys(content), self.keys(branch.content) if branch is not None else ()
+        if branch is not None:
+            branch.content, to_nvme = content, branch.to_nvme
+        else:
+            self.branches.append(Branch(content, to_nvme))
         superseded = tuple(name for name in old if name not in new)
-        self._feed(
-            BranchRecorded(new[-1] if new else None, old[-1] if old else None, superseded, keep_seconds, pinned, final)
-        )
+        tip, old_tip = (new[-1] if new else None), (old[-1] if old else None)
+        self._feed(BranchRecorded(tip, old_tip, superseded, to_nvme=to_nvme, **wishes))
 
-    def close(self, content: Content) -> None:
-        self._feed(SessionClosed(self.keys(content)[-1:]))
+    def record_ended(self, to_nvme: bool) -> None:
+        """Make branches of what has ended well since the last call, as sessions do."""
+        ended, self._unrecorded = self._unrecorded, []
+        for content in ended:
+            own = [branch for branch in self.branches if content[: len(branch.content)] == branch.content]
+            self.record(max(own, key=lambda branch: len(branch.content), default=None), content, to_nvme)
 
-    def sleep(self, content: Content) -> None:
-        self._feed(SleepWanted(self.keys(content)))
+    def close(self, branch: Branch) -> None:
+        self.branches.remove(branch)
+        keys = self.keys(branch.content)
+        self._feed(SessionClosed(keys[-1:], (keys,)))
+
+    def sleep(self, content: Content, target: Tier = Tier.DRAM) -> None:
+        self._feed(SleepWanted(self.keys(content), target))
+
+    def drain(self, seconds: float) -> None:
+        self._feed(FlushDown(self.now + seconds))
+
+    def erase(self) -> None:
+        """The slots that have waited longest to be erased are."""
+        slots = self.erasing.pop(0)
+        for slot in slots:
+            self._memory.pop((Tier.NVME, slot), None)
+        self._feed(SlotsErased(slots))
+
+    def answer_probe(self, health: TierHealth) -> None:
+        self.set_health(next(iter(self.probes)), health)
+
+    def crash(self) -> None:
+        """The process ends without a word, and another one starts; what no catalogue knows is erased by that."""
+        for slot in range(self.config.nvme_slots):
+            if slot not in self.catalogue:
+                self._memory.pop((Tier.NVME, slot), None)
+        self._memory = {at: content for at, content in self._memory.items() if at[0] is Tier.NVME}
+        on_nvme = {self._memory[Tier.NVME, slot] for slot in self.catalogue}
+        of_no_branch = [content for content in on_nvme if key(content) not in self._allowed_by_branches()]
+        self.orphans = {name for content in of_no_branch for name in self.keys([*content, 0])}
+        self.clients.clear()
+        self.copies.clear()
+        self.hints.clear()
+        self.probes.clear()
+        self.erasing.clear()
+        self._unrecorded.clear()
+        self.planner = Planner(self.config)
+        if self.config.nvme_slots:
+            found = [(it.key, it.parent, it.first_block, it.slot, self.now - 1.0) for it in self.catalogue.values()]
+            self._feed(BlocksFound(found[::-1]))
 
     def set_health(self, tier: Tier, health: TierHealth) -> None:
+        self.probes.discard(tier)  # whoever says it, the question is answered
         self._feed(TierHealthChanged(tier, health))
 
     def flush(self) -> None:
@@ -176,16 +261,27 @@ class World:
         for _ in range(4_000):
             for transfer in list(self.copies):
                 self.end_copy(transfer, 0, TransferEnd.DONE)
-            if not self.clients and not self.copies:
+            if not self.clients and not self.copies and not self.hints:
                 break
             self.step((64,))
             self.pass_time(0.1)
         assert not self.clients, f"{len(self.clients)} turns never end: {self.planner!r}"
         assert not self.hints, "a hint was never answered"
+        while self.branches:
+            self.close(self.branches[0])
+        while self.erasing or self.copies:
+            for transfer in list(self.copies):
+                self.end_copy(transfer, 0, TransferEnd.DONE)
+            if self.erasing:
+                self.erase()
+        on_nvme = {slot: content for (tier, slot), content in self._memory.items() if tier is Tier.NVME}
+        left = {self._name_of(content) for slot, content in on_nvme.items() if slot not in self._broken}
+        assert left <= self.orphans, "something is left on NVMe of branches that were closed"
         snapshot = self.planner.snapshot()
         assert snapshot.transfers == 0
         for counts in snapshot.tiers:
-            assert counts.open == counts.filling == counts.quarantined == counts.pinned == 0, counts
+            busy = counts.open + counts.filling + counts.quarantined + counts.pinned + counts.erasing
+            assert busy == 0, counts
 
     def keys(self, tokens: Sequence[int]) -> tuple[BlockKey, ...]:
         width = self.config.block_tokens
@@ -224,6 +320,7 @@ class World:
             return
         if stop.reason is StopReason.LENGTH:
             self.histories.append(tuple(client.tokens))
+            self._unrecorded.append(tuple(client.tokens))
         del self.clients[stop.turn]
 
     def _is_short_of_room(self, client: Client) -> bool:
@@ -259,6 +356,8 @@ class World:
                 case RefuseTurn():
                     assert not self.clients.pop(action.turn).has_run
                 case StartTransfer():
+                    if action.target is Tier.NVME:
+                        self._check_sinks(action)
                     assert action.transfer not in self.copies
                     assert action.deadline > self.now
                     self.copies[action.transfer] = action
@@ -271,7 +370,48 @@ class World:
                     assert action.wake in self.hints
                     if action.status is not WakeStatus.WAKING:
                         self.hints.remove(action.wake)
+                case RecordBlocks():
+                    for block in action.blocks:
+                        assert block.slot not in self.catalogue, "a slot is recorded twice"
+                        self.catalogue[block.slot] = block
+                        content = self._memory[Tier.NVME, block.slot]
+                        assert key(content) == block.key, "a block is recorded that is not there"
+                        assert len(content) == (block.first_block + 1) * self.config.block_tokens
+                        parent = content[: -self.config.block_tokens]
+                        assert block.parent == (key(parent) if parent else None)
+                case ForgetBlocks():
+                    for slot in action.slots:
+                        self.catalogue.pop(slot, None)
+                    if action.erase:
+                        self.erasing.append(action.slots)
+                case ProbeTier():
+                    assert action.tier not in self.probes, "a tier is asked again before it has answered"
+                    self.probes.add(action.tier)
+                case WritePolicyChanged():
+                    pass
+        told = {slot: block.key for slot, block in self.catalogue.items()}
+        assert told == self.planner.on_nvme(), "the catalogue knows other blocks than NVMe has"
         self._check_contents()
+
+    def _check_sinks(self, copy: StartTransfer) -> None:
+        """Nothing goes to NVMe that no branch and no suspended turn allows there, or to a slot that is in use."""
+        allowed = self._allowed_by_branches()
+        for client in self.clients.values():
+            if client.to_nvme and client.has_run:
+                allowed.update(self.keys([*client.tokens, 0]))
+        assert set(copy.keys) <= allowed, "a block goes to NVMe that must not"
+        assert not self._slots_being_erased() & {*copy.target_slots}, "a slot is used again before it is erased"
+        assert not self.catalogue.keys() & {*copy.target_slots}, "a slot is written to that the catalogue knows"
+
+    def _allowed_by_branches(self) -> set[BlockKey]:
+        return {name for branch in self.branches if branch.to_nvme for name in self.keys(branch.content)}
+
+    def _slots_being_erased(self) -> set[int]:
+        return {slot for slots in self.erasing for slot in slots}
+
+    @staticmethod
+    def _name_of(content: Content) -> BlockKey:
+        return key(content[1:] if content[:1] == GARBAGE else content)
 
     def _granted(self, client: Client, grant: GrantTurn) -> None:
         assert client.state == "waiting"
