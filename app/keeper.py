@@ -280,7 +280,7 @@ class Keeper:
     def _lose(self, session: Session, branch: Branch, why: Gone) -> None:
         """Out of the book and the store; in the file it stays, for whoever may mend it."""
         if self.book.lose(session, branch, why) and branch.tip is not None:
-            self._store.forget((branch.tip,))
+            self._store.forget((branch.tip,), (branch.block_keys,))
 
     # --- expiry -----------------------------------------------------------------------------
 
@@ -313,20 +313,29 @@ class Keeper:
         self, branch: Branch, old_tip: BlockKey | None, superseded: tuple[BlockKey, ...] = (), is_final: bool = False
     ) -> None:
         terms = branch.terms
-        event = BranchRecorded(branch.tip, old_tip, superseded, terms.keep_seconds, terms.pinned, is_final)
+        event = BranchRecorded(
+            branch.tip,
+            old_tip,
+            superseded,
+            terms.keep_seconds,
+            terms.pinned,
+            is_final,
+            to_nvme=terms.persist is Persist.DISK,
+        )
         if event.tip is not None or event.old_tip is not None or superseded:
             self._store.record_branch(event)
 
     def _close(self, gone: Iterable[tuple[Session, Branch]]) -> None:
         gone = tuple(gone)
         self._journal.drop(gone)
-        tips = tuple(branch.tip for _, branch in gone if branch.tip is not None)
-        if tips:
-            self._store.forget(tips)
+        stored = [branch for _, branch in gone if branch.tip is not None]
+        if stored:
+            tips = tuple(branch.block_keys[-1] for branch in stored)
+            self._store.forget(tips, tuple(branch.block_keys for branch in stored))
 
     def _drop(self, keys: Sequence[BlockKey]) -> None:
         """Close a chain that is no branch's. It is made one first: the store counts the branches of a tip, and
         another session may have the same."""
         if keys:
-            self._store.record_branch(BranchRecorded(keys[-1]))
-            self._store.forget((keys[-1],))
+            self._store.record_branch(BranchRecorded(keys[-1], to_nvme=False))
+            self._store.forget((keys[-1],), (tuple(keys),))

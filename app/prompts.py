@@ -25,6 +25,7 @@ from kvstore import chain
 from kvstore.former import Gone
 from kvstore.history import History
 from kvstore.reuse import MissReason
+from kvstore.terms import Persist
 from kvstore.types import Tier, TurnSpec
 from models.rendering import Rendered
 from models.sampling import SamplingParams
@@ -162,7 +163,15 @@ def _begun(
         return Turn(
             gateway,
             _standing(gateway, asked, name, rendered, encoded, place),
-            spec_of(gateway, request, encoded.token_ids, place.terms.priority, wake, rendered),
+            spec_of(
+                gateway,
+                request,
+                encoded.token_ids,
+                place.terms.priority,
+                wake,
+                rendered,
+                to_nvme=place.terms.persist is Persist.DISK,
+            ),
             rendered,
             encoded,
             asked.arrived,
@@ -238,6 +247,8 @@ def spec_of(
     priority: int = 0,
     wake: Wake | None = None,
     rendered: Rendered | None = None,
+    *,
+    to_nvme: bool = False,
 ) -> TurnSpec:
     """What the turn asks of the store and the engine; an output limit is cut to what the context leaves."""
     left = max(0, gateway.max_context - len(token_ids))
@@ -250,4 +261,5 @@ def spec_of(
         priority=priority,
         cache=_may_cache(request),
         wake=None if wake is None else wake.id,
+        to_nvme=to_nvme,
     )

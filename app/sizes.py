@@ -18,6 +18,7 @@ import psutil
 
 from app import cgroup
 from app.units import format_bytes
+from kvstore.codec import HEADER_BYTES
 from kvstore.errors import SettingInvalid
 
 if TYPE_CHECKING:
@@ -38,9 +39,6 @@ MIN_SLOTS = 2
 
 SHOWN_SESSION_TOKENS = 4096
 """Budgets are printed in sessions of this many tokens."""
-
-HEADER_BYTES = 4096
-"""Of a slot on disk, before its block (kvstore/codec.py)."""
 
 RING_SLOTS = 8
 """Staging slots each way between HBM and a tier below DRAM: one run of blocks. They are no part of DRAM's budget."""
@@ -106,12 +104,16 @@ class Sizes:
         return [
             self._line("HBM", self.hbm_slots),
             dram if self.dram_slots else "DRAM 0 B: nothing sleeps there (--dram-bytes)",
-            self._line("NVMe", self.nvme_slots)
-            if self.nvme_slots
-            else "NVMe 0 B: nothing outlives the process (--nvme-bytes)",
             f"context {self.max_context:,} tokens",
             *self.notes,
         ]
+
+    @property
+    def nvme_line(self) -> str:
+        """As `lines`, of the disk, whose budget is known only once its folder is open."""
+        if not self.nvme_slots:
+            return "NVMe 0 B: nothing outlives the process (--nvme-bytes)"
+        return self._line("NVMe", self.nvme_slots)
 
     def _line(self, name: str, slots: int) -> str:
         sessions = slots * self.block_tokens / SHOWN_SESSION_TOKENS

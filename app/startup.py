@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from app import sizes
+from app import disk_tier, sizes
 from app.gateway import Gateway
 from app.hints import Hints
 from app.keeper import Keeper
 from app.metrics import Metrics
 from app.names import ServedNames
 from kvstore.errors import SettingInvalid
+from kvstore.events import WritePolicy
 from kvstore.manager import TierManager
 from kvstore.planner import Planner, PlannerConfig
 from kvstore.reuse import MissReason
@@ -44,8 +45,13 @@ from models.runner import Runner
 from models.sampling import sample
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.disk_tier import DiskTier
     from app.settings import Settings
     from app.sizes import Sizes
+    from kvstore.nvme_dir import NvmeDirectory
+    from kvstore.tiers.base import SlotStore
     from kvstore.types import StepReport
     from models.loader import LoadedModel
 
@@ -86,28 +92,63 @@ async def opened(settings: Settings, choose: Choose = sample) -> AsyncIterator[G
     loop = asyncio.get_running_loop()
     # A thread of its own, gone before the engine's begins: every thread that ran torch keeps an OpenMP team for as
     # long as it lives, and with more of them than cores libgomp stops spinning, which made each step 1.8x slower.
+    directory = await asyncio.to_thread(disk_tier.take, settings)
     with ThreadPoolExecutor(1, "load") as loading:
         machinery = await loop.run_in_executor(loading, load, settings)
 
     def on_step(report: StepReport) -> None:
         loop.call_soon_threadsafe(manager.step_ended, report)
 
+    def on_lost() -> None:
+        loop.call_soon_threadsafe(lambda: tasks.add(loop.create_task(gateway.keeper.tell_all())))
+
+    tasks: set[asyncio.Task[None]] = set()
+    tier = await tier_of(settings, directory, machinery, on_lost)
     engine = make_engine(settings, machinery, on_step, choose)
-    transfers = make_transfers(settings, machinery, machinery.slab, engine)
-    manager = make_manager(settings, machinery, engine, transfers)
+    transfers = make_transfers(settings, machinery, machinery.slab, engine, tier)
+    manager = make_manager(settings, machinery, engine, transfers, tier)
     with ThreadPoolExecutor(TEXT_THREADS, "text") as text_threads:
-        gateway = make_gateway(settings, machinery, manager, text_threads)
+        gateway = make_gateway(settings, machinery, manager, text_threads, tier)
         gateway.metrics.watch_transfers(transfers.traffic)
+        if tier is not None:
+            manager.take_over(tier.found)
+            gateway.keeper.restore(tier.restored)
         engine.open()
         try:
             yield gateway
         finally:
             gateway.is_draining = True
-            await manager.drain(settings.drain_seconds)
+            await manager.drain(settings.drain_seconds, _tell_drain)
+            gateway.keeper.close()
+            for task in tasks:
+                task.cancel()
             copies_ended = await transfers.close(COPIES_END_SECONDS)
             await asyncio.to_thread(engine.close)
+            if tier is not None:
+                await tier.close()
             if copies_ended:
                 machinery.slab.close()
+
+
+async def tier_of(
+    settings: Settings, directory: NvmeDirectory | None, machinery: Machinery, on_lost: Callable[[], None]
+) -> DiskTier | None:
+    """The NVMe tier in `directory`; what it became is told.
+
+    Raises:
+        SettingInvalid: it cannot be used.
+    """
+    tier = None
+    if directory is not None:
+        tier = await asyncio.to_thread(disk_tier.open_tier, settings, directory, machinery.model, on_lost)
+        if tier is None:
+            directory.close()
+    log.info(replace(machinery.sizes, nvme_slots=0 if tier is None else tier.num_slots).nvme_line)
+    return tier
+
+
+def _tell_drain(num_blocks: int) -> None:
+    log.info("draining: %d blocks are still to be written to NVMe", num_blocks)
 
 
 def load(settings: Settings) -> Machinery:
@@ -199,7 +240,9 @@ def make_slab(slots: int, slot_bytes: int, device: torch.device, ring_slots: int
     return DramSlab(slots, slot_bytes, num_ring=ring_slots, pinning=CudaPinning())
 
 
-def make_transfers(settings: Settings, machinery: Machinery, slab: DramSlab, engine: Engine) -> Transfers:
+def make_transfers(
+    settings: Settings, machinery: Machinery, slab: DramSlab, engine: Engine, tier: DiskTier | None = None
+) -> Transfers:
     """Copies between the runner's arena and `slab`, which is open until they are closed; call it on the event loop.
 
     Those that nobody waits for yield to `engine`.
@@ -208,12 +251,18 @@ def make_transfers(settings: Settings, machinery: Machinery, slab: DramSlab, eng
     if threads == "auto":
         # On few cores a second one would only take time from the step that computes: one reaches 6 GB/s on two.
         threads = 2 if (os.cpu_count() or 1) >= 8 else 1
-    stores = {Tier.HBM: hbm_store(machinery.runner.arena, slab.slot_bytes)}
+    stores: dict[Tier, SlotStore] = {Tier.HBM: hbm_store(machinery.runner.arena, slab.slot_bytes)}
     share = settings.copy_share
     if share == "auto":
         share = CPU_COPY_SHARE if machinery.model.device.type == "cpu" else 1.0
     yielding = Yielding(share, lambda: engine.is_busy)
-    return Transfers(slab, stores, {Tier.DRAM: Workers("dram-copy", threads, yielding)})
+    workers = {Tier.DRAM: Workers("dram-copy", threads, yielding)}
+    if tier is not None:
+        stores[Tier.NVME] = tier.disk.store
+        # Writes never take the last one: a disk that is slow to take keeps nobody from waking.
+        reserved = 1 if settings.nvme_threads > 1 else 0
+        workers[Tier.NVME] = Workers("nvme-io", settings.nvme_threads, yielding, reserved=reserved)
+    return Transfers(slab, stores, workers)
 
 
 def make_engine(settings: Settings, machinery: Machinery, on_step: object, choose: Choose = sample) -> Engine:
@@ -230,12 +279,21 @@ def make_engine(settings: Settings, machinery: Machinery, on_step: object, choos
     )
 
 
-def make_manager(settings: Settings, machinery: Machinery, engine: Engine, transfers: Transfers) -> TierManager:
+def make_manager(
+    settings: Settings, machinery: Machinery, engine: Engine, transfers: Transfers, tier: DiskTier | None = None
+) -> TierManager:
     """The store with nothing in it."""
     config = PlannerConfig(
         hbm_slots=machinery.sizes.hbm_slots,
         dram_slots=machinery.sizes.dram_slots,
-        ring_slots=0,
+        nvme_slots=0 if tier is None else tier.num_slots,
+        ring_slots=0 if tier is None else sizes.RING_SLOTS,
+        slot_bytes=machinery.sizes.slot_bytes,
+        nvme_write_policy=WritePolicy(settings.nvme_write_policy),
+        nvme_rated_bytes_per_day=0 if tier is None else tier.rated_bytes_per_day,
+        nvme_min_tokens=settings.nvme_min_tokens,
+        idle_to_nvme_seconds=settings.idle_to_nvme_seconds,
+        cost_gate=settings.cost_gate,
         max_transfers=settings.max_transfers,
         max_hints=settings.max_hints,
         look_ahead_turns=settings.look_ahead_turns,
@@ -252,11 +310,22 @@ def make_manager(settings: Settings, machinery: Machinery, engine: Engine, trans
         max_queue=settings.max_queue,
         age_limit_seconds=settings.age_limit_seconds,
     )
-    return TierManager(Planner(config), engine, max_context=machinery.sizes.max_context, mover=transfers)
+    return TierManager(
+        Planner(config),
+        engine,
+        max_context=machinery.sizes.max_context,
+        mover=transfers,
+        journal=None if tier is None else tier.disk.blocks,
+        prober=tier,
+    )
 
 
 def make_gateway(
-    settings: Settings, machinery: Machinery, manager: TierManager, text_threads: ThreadPoolExecutor
+    settings: Settings,
+    machinery: Machinery,
+    manager: TierManager,
+    text_threads: ThreadPoolExecutor,
+    tier: DiskTier | None = None,
 ) -> Gateway:
     """Everything routes need, and the counters of it."""
     model = machinery.model
@@ -265,6 +334,9 @@ def make_gateway(
     metrics.describe_model({"name": model.name, "device": str(model.device), "dtype": model.layout.dtype})
     book = SessionBook(max_sessions=settings.max_sessions, max_branches=settings.session_branches)
     metrics.watch_sessions(book)
+    keeper = Keeper(book, manager, journal=None if tier is None else tier.journal)
+    if tier is not None and tier.disk.catalog.loss is not None:
+        keeper.lost = tier.disk.catalog.loss.reason
     return Gateway(
         settings=settings,
         names=ServedNames(model.name, settings.served_model_name),
@@ -274,7 +346,8 @@ def make_gateway(
         block_bytes=model.layout.slot_bytes,
         manager=manager,
         store=manager,
-        keeper=Keeper(book, manager),
+        keeper=keeper,
+        disk=None if tier is None else tier.disk,
         hints=Hints(manager),
         chat=ChatTemplate(model.tokenizer),
         metrics=metrics,

@@ -40,14 +40,14 @@ class SleepingStore(Protocol):
     def wake(self, keys: tuple[BlockKey, ...], target: Tier, hold_seconds: float) -> Wake:
         """Bring the chain up to `target`; worth keeping there for `hold_seconds`."""
 
-    async def sleep(self, keys: tuple[BlockKey, ...]) -> int:
-        """Free the chain's HBM slots where a copy below can be had; tokens that are now only below."""
+    async def sleep(self, keys: tuple[BlockKey, ...], target: Tier) -> int:
+        """Free the chain's slots above `target` where a copy there can be had; tokens that are not above it now."""
 
     def record_branch(self, event: BranchRecorded) -> None:
         """A branch has moved, or its terms have."""
 
-    def forget(self, tips: tuple[BlockKey, ...]) -> None:
-        """Branches are gone: what nobody else shares leaves every tier."""
+    def forget(self, tips: tuple[BlockKey, ...], chains: tuple[tuple[BlockKey, ...], ...] = ()) -> None:
+        """Branches are gone: what nobody else shares leaves every tier. `chains` are all keys of each of them."""
 
     def blocks_by_tier(self, keys: Sequence[BlockKey]) -> Mapping[Tier, int]:
         """How many of these blocks each tier has a copy of; empty where the store does not tell."""

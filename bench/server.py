@@ -37,12 +37,16 @@ class Server:
 def serving(flags: Sequence[str]) -> Iterator[Server]:
     """Start `dormouse serve` with `flags`, wait until it is ready, and stop it at the end.
 
+    What it keeps on disk goes with it, unless a flag says where to keep it.
+
     Raises:
         BenchFailed: it ended before it was ready; with the last lines that it said.
     """
     port = _free_port()
     command = [sys.executable, "-m", "dormouse_gateway", "serve", "--host", "127.0.0.1", "--port", str(port), *flags]
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryDirectory() as folder:
+        if not any(flag.startswith("--nvme-dir") for flag in flags):
+            command += ["--nvme-dir", folder]
         started = time.perf_counter()
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
         try:

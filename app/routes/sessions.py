@@ -22,6 +22,7 @@ from app.sessions import new_session_id
 from app.wakes import wake_session, withdraw_wakes
 from kvstore.clocks import Clocks
 from kvstore.errors import SessionUnknown
+from kvstore.types import Tier
 
 if TYPE_CHECKING:
     from kvstore.session import Session
@@ -142,12 +143,15 @@ async def cancel_wake(session_id: str, caller: AnyCaller) -> Response:
 
 
 @router.post("/{session_id}/sleep")
-async def sleep(session_id: str, caller: AnyCaller, tier: Literal["dram"] = "dram") -> Response:
-    """Let a session's idle branches leave HBM now; answers when their copies below are made."""
-    session = caller.session(decoded(session_id))
+async def sleep(session_id: str, caller: AnyCaller, tier: Literal["dram", "nvme"] = "dram") -> Response:
+    """Let a session's idle branches leave what is above `tier` now; answers when their copies there are made."""
+    session, target = caller.session(decoded(session_id)), Tier[tier.upper()]
     idle = [branch for branch in session.branches.values() if branch.keys and not branch.is_busy]
-    tokens = sum([await caller.gateway.store.sleep(branch.block_keys) for branch in idle])
-    reason = None if tokens else "busy" if session.is_busy else "not_moved" if idle else "not_stored"
+    if caller.gateway.has_tier(target):
+        tokens = sum([await caller.gateway.store.sleep(branch.block_keys, target) for branch in idle])
+        reason = None if tokens else "busy" if session.is_busy else "not_moved" if idle else "not_stored"
+    else:
+        tokens, reason = 0, "no_such_tier"
     return JSONResponse(
         {
             "object": "session.sleep",

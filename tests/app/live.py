@@ -89,7 +89,9 @@ class Live:
 def live(
     settings: Settings, opened: Callable[[Settings], AbstractAsyncContextManager[Gateway]] = startup.opened
 ) -> Iterator[Live]:
-    """Serve until the block ends; then drain as on SIGTERM."""
+    """Serve until the block ends; then drain as on SIGTERM. Nothing is kept on disk unless `settings` say where."""
+    if "nvme_dir" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"nvme_bytes": 0})
     app = create_app(settings, opened)
     sock = serving.bind("127.0.0.1", 0)
     started: threading.Event = threading.Event()

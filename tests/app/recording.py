@@ -67,7 +67,8 @@ class RecordingStore:
         self.wakes.append(wake)
         return wake
 
-    async def sleep(self, keys: tuple[BlockKey, ...]) -> int:
+    async def sleep(self, keys: tuple[BlockKey, ...], target: Tier) -> int:
+        assert target is not Tier.HBM
         self.slept.append(keys)
         return len(keys) * BLOCK_TOKENS
 
@@ -78,7 +79,8 @@ class RecordingStore:
         if event.old_tip is not None:
             self._leave(event.old_tip)
 
-    def forget(self, tips: tuple[BlockKey, ...]) -> None:
+    def forget(self, tips: tuple[BlockKey, ...], chains: tuple[tuple[BlockKey, ...], ...] = ()) -> None:
+        assert [chain[-1] for chain in chains] == list(tips), "what an earlier process left is found by its chain"
         for tip in tips:
             self._leave(tip)
         self.closed += tips

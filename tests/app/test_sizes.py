@@ -60,7 +60,6 @@ def test_the_lines_tell_what_a_budget_holds() -> None:
     assert sizes(hbm_bytes=256 * LAYOUT.slot_bytes, dram_bytes=1024 * LAYOUT.slot_bytes).lines() == [
         "HBM 180 MiB: 256 blocks of 32 tokens, 2.0 sessions of 4K tokens",
         "DRAM 720 MiB: 1,024 blocks of 32 tokens, 8.0 sessions of 4K tokens, and 11.25 MiB for staging",
-        "NVMe 0 B: nothing outlives the process (--nvme-bytes)",
         "context 8,192 tokens",
     ]
 

@@ -288,6 +288,7 @@ def test_a_server_that_stops_with_copies_under_way_ends_in_time(machinery: Machi
 
 def test_sigterm_with_copies_under_way_exits_with_zero_in_time(cache_dir: Path) -> None:
     command = [sys.executable, "-m", "dormouse_gateway", "serve", "--port", "0", "--attention", "fast"]
+    command += ["--nvme-bytes", "0"]
     command += ["--hbm-bytes", "128MiB", "--dram-bytes", "128MiB", "--drain-seconds", "5", "--log-format", "json"]
     short = [{"role": "user", "content": LONG[:400]}]
     command += ["--served-model-name", "embedded", "--cache-dir", str(cache_dir)]

@@ -33,6 +33,7 @@ class Server:
 def server() -> Iterator[Server]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DORMOUSE_")}
     command = [sys.executable, "-m", "dormouse_gateway", "serve", "--port", "0", "--hbm-bytes", "256MiB"]
+    command += ["--nvme-bytes", "0"]  # what tests say is nobody's to keep
     with subprocess.Popen(command, cwd=CHECKOUT, env=environment, stderr=subprocess.PIPE, text=True) as process:
         watchdog = threading.Timer(READY_SECONDS, process.kill)
         watchdog.start()

@@ -1,0 +1,178 @@
+"""Opens the NVMe tier of a server, and lets go of it again.
+
+take        the directory, before the model is loaded: a second server is refused in its first second
+open_tier   slots, catalog, what an earlier process left, and slots that must be erased before any turn
+...         serving
+close       in bounded time, also where the disk hangs
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from app import sizes
+from app.disk import Disk
+from app.units import format_bytes
+from kvstore.block_journal import FolderBlocks
+from kvstore.catalog import Catalog
+from kvstore.catalog_rows import SlotShape
+from kvstore.clocks import Clocks
+from kvstore.errors import SettingInvalid
+from kvstore.events import TierHealth
+from kvstore.nvme_dir import NvmeDirectory
+from kvstore.session_journal import CatalogJournal
+from kvstore.tiers.nvme import NvmeStore, stride_bytes
+from kvstore.types import Tier
+from kvstore.workers import Workers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from app.settings import Settings
+    from kvstore.catalog import Restored
+    from kvstore.events import FoundBlock
+    from models.loader import LoadedModel
+
+log = logging.getLogger("dormouse.nvme")
+
+FLAG = "--nvme-dir"
+
+CLOSE_SECONDS = 2.0
+"""For the last records after the drain: milliseconds, unless the disk hangs."""
+
+
+@dataclass(slots=True)
+class DiskTier:
+    """What a running server keeps on disk, and how it began."""
+
+    disk: Disk
+    num_slots: int
+    rated_bytes_per_day: int
+    restored: Restored
+    journal: CatalogJournal
+
+    @property
+    def found(self) -> list[FoundBlock]:
+        """Blocks that can be read, in the planner's time."""
+        clocks = Clocks(time.monotonic(), time.time())
+        unclaimed = set(self.restored.unclaimed)
+        return [
+            (key, parent, first, slot, clocks.past(last) if last > 0 else clocks.monotonic)
+            for key, parent, first, slot, last in self.restored.blocks.rows()
+            if slot < self.num_slots and slot not in unclaimed
+        ]
+
+    def probe(self, tier: Tier, done: Callable[[TierHealth], None]) -> None:
+        """Find out whether the disk works (kvstore.manager.Prober)."""
+        assert tier is Tier.NVME
+        loop, store = asyncio.get_running_loop(), self.disk.store
+
+        def ask() -> None:
+            health = TierHealth.OK if store.probe() else TierHealth.OFF
+            loop.call_soon_threadsafe(done, health)
+
+        self.disk.upkeep.submit(ask, urgent=True)
+
+    async def close(self) -> None:
+        """Commit what is pending and let go of the directory, or of a disk that hangs."""
+        self.journal.close()
+        self.disk.blocks.close()
+        self.disk.upkeep.close()
+        if not await asyncio.to_thread(self.disk.catalog.close, CLOSE_SECONDS):
+            log.warning("the catalog could not be written in %.0f s: the last turns may be missing", CLOSE_SECONDS)
+        self.disk.store.close()
+        self.disk.directory.close()
+
+
+def take(settings: Settings) -> NvmeDirectory | None:
+    """The directory, locked; None where nothing is to be kept on disk. Blocking.
+
+    Raises:
+        SettingInvalid: another server holds it, or it cannot be used; names --nvme-dir.
+    """
+    if settings.nvme_bytes == 0:
+        return None
+    is_new = not settings.nvme_dir.exists()
+    directory = NvmeDirectory(settings.nvme_dir, keep_free_share=settings.nvme_free_share)
+    directory.open()
+    if directory.set_aside is not None:
+        log.warning("another version's sessions are set aside in %s", directory.set_aside)
+    if is_new:
+        log.warning(
+            "conversations are kept on disk from now on, text and K/V, in %s; --nvme-bytes 0 stops that",
+            settings.nvme_dir,
+        )
+    return directory
+
+
+def disk_of(root: Path, held_bytes: int) -> sizes.Disk:
+    """The file system that `root` is on."""
+    usage = shutil.disk_usage(root)
+    stat = os.statvfs(root)
+    return sizes.Disk(usage.total, stat.f_bavail * stat.f_frsize, held_bytes)
+
+
+def open_tier(
+    settings: Settings, directory: NvmeDirectory, model: LoadedModel, tell_lost: Callable[[], None]
+) -> DiskTier | None:
+    """Everything of the tier but the planner's part; None where the budget holds nothing. Blocking.
+
+    `tell_lost` is called on the catalog's thread when the file had to be begun anew while serving.
+
+    Raises:
+        SettingInvalid: the directory cannot be used, or the budget is not there.
+    """
+    layout = model.layout
+    disk = disk_of(directory.root, directory.bytes_held)
+    slots = sizes.nvme_slots(settings, layout.slot_bytes, disk)
+    if not slots:
+        return None
+    directory.quota_bytes = slots * stride_bytes(layout.slot_bytes)
+    wall = time.time()
+    place = directory.folder(model.name, model.model_key)
+    store = NvmeStore(
+        place,
+        slots,
+        layout.slot_bytes,
+        block_tokens=layout.block_tokens,
+        make_room=directory.make_room,
+        io=settings.nvme_io,
+    )
+    store.open()
+    catalog = Catalog.open(directory.catalog, wall)
+    shape = SlotShape(layout.block_tokens, layout.slot_bytes, layout.dtype)
+    row = catalog.folder(model.name, model.model_key, shape, wall)
+    clocks = Clocks(time.monotonic(), wall)
+    restored = catalog.restore(row, clocks, settings.max_sessions, store.scan)
+    if restored.unclaimed:
+        left = store.erase(slot for slot in restored.unclaimed if slot < slots)
+        if left:
+            raise SettingInvalid(FLAG, f"{len(left)} slots of deleted sessions in {place.path} cannot be erased")
+        catalog.swept(row, restored.unclaimed)
+    if catalog.loss is not None:
+        log.warning("the catalog of sessions was lost (%s), kept as %s", catalog.loss.reason, catalog.loss.kept_as)
+    catalog.start(row, restored.next_serial, tell_lost)
+    journal = CatalogJournal(catalog)
+    blocks = FolderBlocks(catalog, row, store.erase)
+    log.info(
+        "NVMe %s in %s (%s IO): %d sessions and %d blocks from before",
+        format_bytes(directory.quota_bytes),
+        place.path,
+        store.io,
+        len(restored.sessions),
+        len(restored.blocks),
+    )
+    return DiskTier(
+        disk=Disk(directory, catalog, row, store, blocks, Workers("nvme-upkeep", 2, reserved=1)),
+        num_slots=slots,
+        rated_bytes_per_day=sizes.rated_bytes_per_day(settings, disk),
+        restored=restored,
+        journal=journal,
+    )
