@@ -15,6 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from app.report import reuse, woke_from
+from kvstore.events import WakeStatus
 from kvstore.former import Gone
 from kvstore.types import Tier
 
@@ -37,10 +38,11 @@ WAKE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,
 WAKE_TRIGGERS = ("hint", "arrival", "queue")
 LOWER_TIERS = (Tier.DRAM, Tier.NVME)
 
-GIVEN_HINTS = ("awake", "waking")
+GIVEN_HINTS = (WakeStatus.AWAKE.value, WakeStatus.WAKING.value)
 DECLINED_HINTS = (
-    *("not_stored", "no_room", "cancelled", "rate_limited", "unknown_branch"),
+    *(status.value for status in WakeStatus if status.value not in GIVEN_HINTS),
     *(gone.value for gone in Gone),
+    *("rate_limited", "unknown_branch"),
 )
 """What hints were told: all that app.wakes can say, so that a new reason is an error and not a new series."""
 
