@@ -127,7 +127,8 @@ class Catalog:
         `scan` reads the headers of the folder's slots: asked where the catalog does not have all its blocks, because
         it is new or was lost.
         """
-        return self._or_anew(lambda: self._restored(folder, clocks, max_sessions, scan), folder)
+        with reading.no_garbage_collection():
+            return self._or_anew(lambda: self._restored(folder, clocks, max_sessions, scan), folder)
 
     def _or_anew(self, attempt: Callable[[], T], folder: FolderRow | None = None) -> T:
         """What `attempt` reads, or, where the file is damaged, what it reads of a new one with `folder` in it."""

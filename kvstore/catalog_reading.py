@@ -121,7 +121,7 @@ def sessions(path: Path, folder: int, clocks: Clocks) -> list[Session]:
         sqlite3.Error: the file cannot be read, or is damaged.
         ValueError, TypeError: it says what was never written.
     """
-    with closing(connect(path, read_only=True)) as connection, no_garbage_collection():
+    with closing(connect(path, read_only=True)) as connection:
         return _sessions(connection.execute(SESSIONS, (folder,)), clocks)
 
 

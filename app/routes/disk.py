@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/admin/api/store", route_class=RawPathRoute, include_in_schema=False)
 
 MOST_LISTED = 10_000
-SETTLE_SECONDS = 10.0
-"""A deletion is answered when it is in the file, unless the disk takes longer."""
 
 
 class Keeping:
@@ -68,7 +66,7 @@ async def remove(session_id: str, kept: AnyKeeping) -> Response:
     where, name = kept.disk, decoded(session_id)
     count, scopes = await where.run(lambda: _found(where, name))
     kept.gateway.keeper.forget_everywhere(name, scopes)
-    return await _removed(where, count)
+    return await _removed(kept, count)
 
 
 @router.delete("/sessions")
@@ -77,7 +75,7 @@ async def remove_all(kept: AnyKeeping) -> Response:
     where = kept.disk
     count, scopes = await where.run(lambda: _found(where))
     await kept.gateway.keeper.forget_all_everywhere(scopes)
-    return await _removed(where, count)
+    return await _removed(kept, count)
 
 
 def _found(where: Disk, session_id: str | None = None) -> tuple[int, list[str]]:
@@ -85,9 +83,9 @@ def _found(where: Disk, session_id: str | None = None) -> tuple[int, list[str]]:
     return len(reading.serials(where.catalog.path, session_id)), reading.tenants(where.catalog.path)
 
 
-async def _removed(where: Disk, count: int) -> Response:
-    is_settled = await where.run(lambda: where.catalog.wait(SETTLE_SECONDS))
-    await _collected(where)
+async def _removed(kept: Keeping, count: int) -> Response:
+    is_settled = await kept.gateway.keeper.settled()
+    await _collected(kept.disk)
     return JSONResponse({"removed": count, "settled": is_settled})
 
 

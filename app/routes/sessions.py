@@ -93,6 +93,7 @@ async def list_sessions(
 async def delete_sessions(caller: AnyCaller) -> Response:
     """Forget all sessions that the caller has now."""
     count = await caller.gateway.keeper.forget_all(caller.scope)
+    await caller.gateway.keeper.settled()
     return JSONResponse({"object": "list.deleted", "deleted": count})
 
 
@@ -111,6 +112,7 @@ async def delete_session(session_id: str, caller: AnyCaller) -> Response:
         caller.gateway.hints.withdraw(session)
     if not caller.gateway.keeper.forget(caller.scope, name):
         raise SessionUnknown(name)
+    await caller.gateway.keeper.settled()
     return JSONResponse({"id": name, "object": "session.deleted", "deleted": True})
 
 

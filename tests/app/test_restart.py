@@ -327,6 +327,9 @@ class FailingJournal:
     async def read(self, unread: Unread) -> History | ReadFault:
         return self.fault
 
+    async def flush(self, seconds: float) -> bool:
+        return True
+
 
 @pytest.mark.parametrize(
     ("fault", "left", "former"),

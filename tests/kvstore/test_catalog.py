@@ -568,7 +568,6 @@ def test_a_full_disk_is_told_and_what_it_refused_is_written_when_there_is_room(t
 
     big = history("x" * 400_000, [*range(1000)])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         made = session(0, "s", big)
