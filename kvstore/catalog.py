@@ -178,9 +178,9 @@ class Catalog:
         return blocks.unclaimed()
 
     def swept(self, folder: FolderRow, slots: Iterable[int]) -> None:
-        """`slots` have been erased, and they were all that was unclaimed."""
+        """`slots` have been erased, and they were all that was unclaimed when `folder` was read."""
         self._own.clear_slots(folder.number, slots)
-        self._own.swept(folder.number)
+        self._own.swept(folder.number, folder.wants_sweep)
 
     def drop_sessions(self, serials: Iterable[int]) -> None:
         """Sessions of any model are gone, with what was said in them; their folders want a sweep."""

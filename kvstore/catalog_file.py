@@ -86,6 +86,10 @@ INSERT INTO histories (digest, first_answer, token_ids, text, seams, message_end
 """
 
 
+WANT_SWEEP = "UPDATE folders SET wants_sweep = wants_sweep + 1 WHERE number ="
+SWEPT = "UPDATE folders SET wants_sweep = 0 WHERE number = ? AND wants_sweep = ?"
+
+
 class Judgement(StrEnum):
     """What a file turned out to be."""
 
@@ -98,7 +102,10 @@ class Judgement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FolderRow:
-    """A model's place. Of one that has not all its blocks here the slots' headers have to be read."""
+    """A model's place. Of one that has not all its blocks here the slots' headers have to be read.
+
+    `wants_sweep` counts sessions that went while nobody served it: their blocks are to be erased.
+    """
 
     number: int
     model_key: bytes
@@ -106,7 +113,7 @@ class FolderRow:
     shape: SlotShape
     last_used: float
     has_all_blocks: bool
-    wants_sweep: bool = False
+    wants_sweep: int = 0
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
@@ -263,9 +270,9 @@ class CatalogFile:
             for serial in serials:
                 transaction.drop_session(serial, sweep=True)
 
-    def swept(self, folder: int) -> None:
-        """Nothing is left in the folder's slots that no session of it has."""
-        self._connection.execute("UPDATE folders SET wants_sweep = 0 WHERE number = ?", (folder,))
+    def swept(self, folder: int, wanted: int) -> None:
+        """Nothing is left in the folder's slots that no session of it had when it wanted `wanted`."""
+        self._connection.execute(SWEPT, (folder, wanted))
 
     def write(self, folder: int, batch: Batch) -> None:
         """All of `batch`, or nothing: sessions are `folder`'s."""
@@ -277,6 +284,7 @@ class CatalogFile:
                     self._connection.executemany(
                         "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?, ?)", _placed(place, (block,))
                     )
+            self._connection.executemany(SWEPT, batch.sweeps.items())
             for serial, session in batch.sessions.items():
                 if session is None:
                     transaction.drop_session(serial)
@@ -334,7 +342,7 @@ class _Transaction:
         self._left.update(history for (history,) in branches)
         if sweep:
             self._connection.execute(
-                "UPDATE folders SET wants_sweep = 1 WHERE number = (SELECT folder FROM sessions WHERE serial = ?)",
+                f"{WANT_SWEEP} (SELECT folder FROM sessions WHERE serial = ?)",
                 (serial,),
             )
         self._connection.execute("DELETE FROM branches WHERE session = ?", (serial,))
@@ -352,7 +360,7 @@ class _Transaction:
             self.drop_session(serial, sweep=True)
 
     def want_sweep(self, folder: int) -> None:
-        self._connection.execute("UPDATE folders SET wants_sweep = 1 WHERE number = ?", (folder,))
+        self._connection.execute(f"{WANT_SWEEP} ?", (folder,))
 
     def keep_session(self, folder: int, row: SessionRow) -> None:
         tenant, session_id = pack_text(row.tenant), pack_text(row.id)

@@ -106,7 +106,7 @@ def folders(path: Path) -> list[FolderRow]:
     """Every model that has a place here, the longest unused first."""
     with closing(connect(path, read_only=True)) as connection:
         return [
-            FolderRow(number, key, name, SlotShape(*shape), last_used, bool(has_all), bool(sweep))
+            FolderRow(number, key, name, SlotShape(*shape), last_used, bool(has_all), sweep)
             for number, key, name, *shape, last_used, has_all, sweep in connection.execute(
                 "SELECT number, model_key, name, block_tokens, slot_bytes, dtype, last_used, has_all_blocks,"
                 " wants_sweep FROM folders ORDER BY last_used"

@@ -13,13 +13,9 @@ from app.errors import InvalidRequest
 from app.gateway import Gateway, gateway_of
 from app.raw_paths import RawPathRoute, decoded
 from kvstore import catalog_reading as reading
-from kvstore.block_journal import forget_slots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from app.disk import Disk
-    from kvstore.catalog_file import FolderRow
 
 router = APIRouter(prefix="/admin/api/store", route_class=RawPathRoute, include_in_schema=False)
 
@@ -57,7 +53,7 @@ async def verify(kept: AnyKeeping) -> Response:
 @router.post("/gc")
 async def collect(kept: AnyKeeping) -> Response:
     """Erase what no session has, in the folders of other models; in the served one nothing is ever left over."""
-    return JSONResponse({"erased": await _collected(kept.disk)})
+    return JSONResponse({"erased": await kept.disk.collect_others()})
 
 
 @router.delete("/sessions/{session_id}")
@@ -85,12 +81,5 @@ def _found(where: Disk, session_id: str | None = None) -> tuple[int, list[str]]:
 
 async def _removed(kept: Keeping, count: int) -> Response:
     is_settled = await kept.gateway.keeper.settled()
-    await _collected(kept.disk)
+    await kept.disk.sweep_others()
     return JSONResponse({"removed": count, "settled": is_settled})
-
-
-async def _collected(where: Disk) -> dict[str, int]:
-    def forget(folder: FolderRow, slots: Iterable[int]) -> None:
-        forget_slots(where.catalog, folder.number, slots)
-
-    return await where.run(lambda: disk.collect(where.directory, where.catalog, forget, where.folder))

@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from kvstore import chain
+from kvstore.block_journal import note_swept
 from kvstore.catalog import FILE_NAME, Catalog
-from kvstore.catalog_file import FORMAT
+from kvstore.catalog_file import FORMAT, FolderRow
 from kvstore.catalog_pending import Pending
 from kvstore.catalog_reading import ReadFault
 from kvstore.catalog_rows import BlockRow, SessionRow
@@ -363,7 +364,7 @@ def test_a_folder_says_that_it_wants_a_sweep_and_which_slots(tmp_path: Path) -> 
     assert sorted(slots) == [0, 1]
     catalog.swept(folder, slots)
     (folder,) = [each for each in catalog.folders() if each.model_key == MODEL]
-    assert (folder.wants_sweep, catalog.unclaimed(folder)) == (False, [])
+    assert (folder.wants_sweep, catalog.unclaimed(folder)) == (0, [])
     catalog.close(WAIT_SECONDS)
 
 
@@ -678,6 +679,29 @@ def test_a_hundred_thousand_sessions_are_listed_without_their_histories(tmp_path
 
 def row(serial: int) -> SessionRow:
     return SessionRow(serial, "", f"s{serial}", None, None, 0.0, 0.0, 1, 1, USUAL)
+
+
+def test_a_sweep_counts_for_what_had_gone_when_it_began_and_no_more(tmp_path: Path) -> None:
+    first = Shelf(tmp_path)
+    for serial, name in enumerate(("a", "b")):
+        made = session(serial, name, TOLD)
+        first.journal.keep(made, made.branches.values())
+    first.close()
+    second = Shelf(tmp_path, model=b"n" * 16)
+
+    def other() -> FolderRow:
+        second.settle()
+        return next(each for each in second.catalog.folders() if each.model_key == MODEL)
+
+    second.journal.drop_ids("", "a")
+    seen = other()
+    second.journal.drop_ids("", "b")
+    second.settle()
+    note_swept(second.catalog, seen, ())
+    assert other().wants_sweep == 2  # b went after it had looked
+    note_swept(second.catalog, other(), ())
+    assert other().wants_sweep == 0
+    second.close()
 
 
 def test_sessions_that_come_and_go_while_the_disk_is_away_leave_nothing_pending() -> None:
