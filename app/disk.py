@@ -7,16 +7,21 @@ A server owns the slots of the model it serves: there its planner erases, and on
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kvstore import catalog_reading as reading
+from kvstore.block_journal import note_swept
 from kvstore.catalog_reading import ReadFault
+from kvstore.errors import SettingInvalid
 from kvstore.events import TransferEnd
 from kvstore.tiers.nvme import NvmeStore
 
@@ -27,7 +32,14 @@ if TYPE_CHECKING:
     from kvstore.nvme_dir import ModelFolder, NvmeDirectory
     from kvstore.workers import Workers
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+SWEEP_SECONDS = 5.0
+
+UNSWEPT = -1
+"""What no folder wants: one that was not swept whole wants it still."""
 
 ANY_NUMBER = 2**40
 """Slots of a folder that is opened without its quota: nothing of it is to be cut off."""
@@ -51,6 +63,22 @@ class Disk:
     blocks: FolderBlocks
     upkeep: Workers
     """Where what is slow runs: daemons, so that a disk that hangs keeps nobody from ending."""
+
+    async def sweep_others(self) -> None:
+        """Erase what sessions of other models have left that were deleted here; does nothing where none were.
+
+        A disk that hangs or fails is not waited for: what is left goes at the next start.
+        """
+        sweeping = self.run(lambda: sweep_others(self.directory, self.catalog, self._swept, self.folder))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(sweeping, SWEEP_SECONDS)
+
+    async def collect_others(self) -> dict[str, int]:
+        """Erase whatever no session has in the folders of other models; how many blocks, by model."""
+        return await self.run(lambda: collect(self.directory, self.catalog, self._swept, self.folder))
+
+    def _swept(self, folder: FolderRow, slots: Iterable[int]) -> None:
+        note_swept(self.catalog, folder, slots)
 
     async def run(self, job: Callable[[], T]) -> T:
         """What `job` returns, or raises, off the event loop."""
@@ -115,7 +143,7 @@ class Verdict:
 
 
 class Forgetter(Protocol):
-    """Takes slots out of the catalog whose bytes are gone."""
+    """Takes slots out of the catalog whose bytes are gone, all that were unclaimed."""
 
     def __call__(self, folder: FolderRow, slots: Iterable[int]) -> None: ...
 
@@ -203,25 +231,42 @@ def _verify_blocks(catalog: Path, row: FolderRow, store: NvmeStore | None, verdi
 
 
 def collect(
-    directory: NvmeDirectory, catalog: Catalog, forget: Forgetter, served: FolderRow | None = None
+    directory: NvmeDirectory,
+    catalog: Catalog,
+    forget: Forgetter,
+    served: FolderRow | None = None,
+    *,
+    wanted_only: bool = False,
 ) -> dict[str, int]:
     """Erase the blocks that no session has, in every folder but the served one; how many, by model.
 
-    Whatever else lies in slots that the catalog says are free, such as what a crash left half written, goes as well.
+    `wanted_only`: where sessions have gone since the last time. Whatever else lies in slots that the catalog says are
+    free, such as what a crash left half written, goes as well.
     """
     erased: dict[str, int] = {}
     for row in catalog.folders():
-        if served is not None and row.model_key == served.model_key:
+        if (served is not None and row.model_key == served.model_key) or (wanted_only and not row.wants_sweep):
             continue
         slots = catalog.unclaimed(row)
         held = set(reading.blocks(catalog.path, row.number).slots) - set(slots)
         with opened(directory, row) as store:
             left = set() if store is None else set(store.erase(_free(store, held)))
         gone = [slot for slot in slots if slot not in left]
+        if left:
+            log.warning("%d slots of deleted sessions of %s cannot be erased now", len(left), row.name)
+            row = replace(row, wants_sweep=UNSWEPT)
         forget(row, gone)
         if gone:
             erased[row.name] = erased.get(row.name, 0) + len(gone)
     return erased
+
+
+def sweep_others(directory: NvmeDirectory, catalog: Catalog, forget: Forgetter, served: FolderRow) -> None:
+    """Erase what sessions of other models have left; a folder that cannot be used is left for another time."""
+    try:
+        collect(directory, catalog, forget, served, wanted_only=True)
+    except (OSError, sqlite3.Error, SettingInvalid) as error:
+        log.warning("blocks of deleted sessions of other models are still to be erased: %s", error)
 
 
 def _free(store: NvmeStore, held: set[int]) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import shutil
 import time
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app import sizes
-from app.disk import Disk
+from app.disk import Disk, sweep_others
 from app.units import format_bytes
 from kvstore.block_journal import FolderBlocks
 from kvstore.catalog import Catalog
@@ -61,10 +62,9 @@ class DiskTier:
     @property
     def found(self) -> list[FoundBlock]:
         """Blocks that can be read, in the planner's time."""
-        clocks = Clocks(time.monotonic(), time.time())
-        unclaimed = set(self.restored.unclaimed)
+        now, unclaimed = time.monotonic(), set(self.restored.unclaimed)
         return [
-            (key, parent, first, slot, clocks.past(last) if last > 0 else clocks.monotonic)
+            (key, parent, first, slot, now if last == -math.inf else last)
             for key, parent, first, slot, last in self.restored.blocks.rows()
             if slot < self.num_slots and slot not in unclaimed
         ]
@@ -156,6 +156,8 @@ def open_tier(
         if left:
             raise SettingInvalid(FLAG, f"{len(left)} slots of deleted sessions in {place.path} cannot be erased")
         catalog.swept(row, restored.unclaimed)
+    # Sessions of other models that expired meanwhile, or were deleted before a crash.
+    sweep_others(directory, catalog, catalog.swept, row)
     if catalog.loss is not None:
         log.warning("the catalog of sessions was lost (%s), kept as %s", catalog.loss.reason, catalog.loss.kept_as)
     catalog.start(row, restored.next_serial, tell_lost)

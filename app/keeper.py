@@ -48,6 +48,9 @@ LONGEST_TIMER_SECONDS = 3600.0
 FORGOTTEN_AT_ONCE = 500
 """Sessions dropped between two breaths of the event loop."""
 
+SETTLE_SECONDS = 5.0
+"""A commit takes milliseconds; a disk that is away keeps nobody waiting for longer."""
+
 ON_DISK_STILL = (Gone.OTHER_MODEL, Gone.LOST, Gone.CORRUPT)
 GONE_BY_FAULT = {ReadFault.LOST: Gone.LOST, ReadFault.CORRUPT: Gone.CORRUPT}
 
@@ -242,6 +245,13 @@ class Keeper:
         """Drop every session; `scopes` are those that have any on disk."""
         for scope in {*self.book.tenants(), *scopes}:
             await self.forget_all(scope)
+
+    async def settled(self) -> bool:
+        """Wait until the disk has what was told so far; False where it does not answer in time.
+
+        A client that was told of a deletion may believe that the session does not come back.
+        """
+        return await self._journal.flush(SETTLE_SECONDS)
 
     async def forget_all(self, scope: str) -> int:
         """Drop the sessions that are there now, some at a time: a hundred thousand would stop every stream.

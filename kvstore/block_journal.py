@@ -83,3 +83,15 @@ def forget_slots(catalog: Catalog, folder: int, slots: Iterable[int]) -> None:
             pending.clear(folder, slot)
 
     catalog.put(change)
+
+
+def note_swept(catalog: Catalog, folder: FolderRow, slots: Iterable[int]) -> None:
+    """As Catalog.swept, while the catalog is being written: `slots` were all that nobody claims."""
+    cleared = tuple(slots)
+
+    def change(pending: Pending) -> None:
+        for slot in cleared:
+            pending.clear(folder.number, slot)
+        pending.sweep(folder.number, folder.wants_sweep)
+
+    catalog.put(change)

@@ -127,7 +127,8 @@ class Catalog:
         `scan` reads the headers of the folder's slots: asked where the catalog does not have all its blocks, because
         it is new or was lost.
         """
-        return self._or_anew(lambda: self._restored(folder, clocks, max_sessions, scan), folder)
+        with reading.no_garbage_collection():
+            return self._or_anew(lambda: self._restored(folder, clocks, max_sessions, scan), folder)
 
     def _or_anew(self, attempt: Callable[[], T], folder: FolderRow | None = None) -> T:
         """What `attempt` reads, or, where the file is damaged, what it reads of a new one with `folder` in it."""
@@ -177,9 +178,9 @@ class Catalog:
         return blocks.unclaimed()
 
     def swept(self, folder: FolderRow, slots: Iterable[int]) -> None:
-        """`slots` have been erased, and they were all that was unclaimed."""
+        """`slots` have been erased, and they were all that was unclaimed when `folder` was read."""
         self._own.clear_slots(folder.number, slots)
-        self._own.swept(folder.number)
+        self._own.swept(folder.number, folder.wants_sweep)
 
     def drop_sessions(self, serials: Iterable[int]) -> None:
         """Sessions of any model are gone, with what was said in them; their folders want a sweep."""

@@ -62,7 +62,7 @@ CREATE TABLE branches (
 CREATE INDEX branches_by_history ON branches (history);
 CREATE TABLE histories (
     number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, first_answer INTEGER NOT NULL, token_ids BLOB NOT NULL,
-    text BLOB NOT NULL, seams BLOB NOT NULL, message_ends BLOB NOT NULL);
+    text BLOB NOT NULL, seams BLOB NOT NULL, message_ends BLOB NOT NULL, told BLOB NOT NULL);
 """
 
 STATEMENTS = [statement.strip() for statement in SCHEMA.split(";")[:-1]]
@@ -81,7 +81,13 @@ ON CONFLICT (session, branch) DO UPDATE SET last_active = excluded.last_active,
     keep_seconds = excluded.keep_seconds, pinned = excluded.pinned, expire_seconds = excluded.expire_seconds,
     num_tokens = excluded.num_tokens, history = excluded.history, digests = excluded.digests, keys = excluded.keys
 """
-HISTORY = "INSERT INTO histories (digest, first_answer, token_ids, text, seams, message_ends) VALUES (?, ?, ?, ?, ?, ?)"
+HISTORY = """
+INSERT INTO histories (digest, first_answer, token_ids, text, seams, message_ends, told) VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
+
+
+WANT_SWEEP = "UPDATE folders SET wants_sweep = wants_sweep + 1 WHERE number ="
+SWEPT = "UPDATE folders SET wants_sweep = 0 WHERE number = ? AND wants_sweep = ?"
 
 
 class Judgement(StrEnum):
@@ -96,7 +102,10 @@ class Judgement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FolderRow:
-    """A model's place. Of one that has not all its blocks here the slots' headers have to be read."""
+    """A model's place. Of one that has not all its blocks here the slots' headers have to be read.
+
+    `wants_sweep` counts sessions that went while nobody served it: their blocks are to be erased.
+    """
 
     number: int
     model_key: bytes
@@ -104,7 +113,7 @@ class FolderRow:
     shape: SlotShape
     last_used: float
     has_all_blocks: bool
-    wants_sweep: bool = False
+    wants_sweep: int = 0
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
@@ -261,9 +270,9 @@ class CatalogFile:
             for serial in serials:
                 transaction.drop_session(serial, sweep=True)
 
-    def swept(self, folder: int) -> None:
-        """Nothing is left in the folder's slots that no session of it has."""
-        self._connection.execute("UPDATE folders SET wants_sweep = 0 WHERE number = ?", (folder,))
+    def swept(self, folder: int, wanted: int) -> None:
+        """Nothing is left in the folder's slots that no session of it had when it wanted `wanted`."""
+        self._connection.execute(SWEPT, (folder, wanted))
 
     def write(self, folder: int, batch: Batch) -> None:
         """All of `batch`, or nothing: sessions are `folder`'s."""
@@ -275,6 +284,7 @@ class CatalogFile:
                     self._connection.executemany(
                         "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?, ?)", _placed(place, (block,))
                     )
+            self._connection.executemany(SWEPT, batch.sweeps.items())
             for serial, session in batch.sessions.items():
                 if session is None:
                     transaction.drop_session(serial)
@@ -332,7 +342,7 @@ class _Transaction:
         self._left.update(history for (history,) in branches)
         if sweep:
             self._connection.execute(
-                "UPDATE folders SET wants_sweep = 1 WHERE number = (SELECT folder FROM sessions WHERE serial = ?)",
+                f"{WANT_SWEEP} (SELECT folder FROM sessions WHERE serial = ?)",
                 (serial,),
             )
         self._connection.execute("DELETE FROM branches WHERE session = ?", (serial,))
@@ -350,7 +360,7 @@ class _Transaction:
             self.drop_session(serial, sweep=True)
 
     def want_sweep(self, folder: int) -> None:
-        self._connection.execute("UPDATE folders SET wants_sweep = 1 WHERE number = ?", (folder,))
+        self._connection.execute(f"{WANT_SWEEP} ?", (folder,))
 
     def keep_session(self, folder: int, row: SessionRow) -> None:
         tenant, session_id = pack_text(row.tenant), pack_text(row.id)

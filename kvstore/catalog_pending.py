@@ -22,15 +22,16 @@ V = TypeVar("V")
 class Batch:
     """Rows by what they are of; None: it is to be gone. Sessions by serial, branches by serial and index, blocks by
     folder and slot; `ids` are (tenant, id) to be gone in every folder before anything is kept, id None for all of a
-    tenant."""
+    tenant. `sweeps` are folders that were swept, and how much they wanted it then."""
 
     sessions: dict[int, SessionRow | None] = field(default_factory=dict)
     branches: dict[tuple[int, int], BranchRow | None] = field(default_factory=dict)
     blocks: dict[tuple[int, int], PlacedBlock | None] = field(default_factory=dict)
     ids: dict[tuple[str, str | None], None] = field(default_factory=dict)
+    sweeps: dict[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.sessions) + len(self.branches) + len(self.blocks) + len(self.ids)
+        return len(self.sessions) + len(self.branches) + len(self.blocks) + len(self.ids) + len(self.sweeps)
 
     @property
     def removes(self) -> bool:
@@ -90,6 +91,11 @@ class Pending:
         self._batch.blocks[folder, slot] = None
         self.version += 1
 
+    def sweep(self, folder: int, wanted: int) -> None:
+        """Nothing is left in the folder's slots that no session of it had when it wanted `wanted`."""
+        self._batch.sweeps[folder] = wanted
+        self.version += 1
+
     def take(self) -> Batch:
         """All of it, to be written."""
         taken, self._batch = self._batch, Batch()
@@ -103,6 +109,7 @@ class Pending:
         _fill_in(newer.branches, taken.branches)
         _fill_in(newer.blocks, taken.blocks)
         _fill_in(newer.ids, taken.ids)
+        _fill_in(newer.sweeps, taken.sweeps)
 
 
 def _fill_in(newer: dict[K, V], older: dict[K, V]) -> None:

@@ -106,7 +106,7 @@ def folders(path: Path) -> list[FolderRow]:
     """Every model that has a place here, the longest unused first."""
     with closing(connect(path, read_only=True)) as connection:
         return [
-            FolderRow(number, key, name, SlotShape(*shape), last_used, bool(has_all), bool(sweep))
+            FolderRow(number, key, name, SlotShape(*shape), last_used, bool(has_all), sweep)
             for number, key, name, *shape, last_used, has_all, sweep in connection.execute(
                 "SELECT number, model_key, name, block_tokens, slot_bytes, dtype, last_used, has_all_blocks,"
                 " wants_sweep FROM folders ORDER BY last_used"
@@ -121,7 +121,7 @@ def sessions(path: Path, folder: int, clocks: Clocks) -> list[Session]:
         sqlite3.Error: the file cannot be read, or is damaged.
         ValueError, TypeError: it says what was never written.
     """
-    with closing(connect(path, read_only=True)) as connection, no_garbage_collection():
+    with closing(connect(path, read_only=True)) as connection:
         return _sessions(connection.execute(SESSIONS, (folder,)), clocks)
 
 
@@ -309,7 +309,7 @@ def read_history(path: Path, unread: Unread) -> History | ReadFault:
     try:
         with closing(connect(path, read_only=True)) as connection:
             row = connection.execute(
-                "SELECT first_answer, token_ids, text, seams, message_ends FROM histories WHERE digest = ?",
+                "SELECT first_answer, token_ids, text, seams, message_ends, told FROM histories WHERE digest = ?",
                 (unread.digest,),
             ).fetchone()
     except (sqlite3.Error, OSError) as error:

@@ -8,17 +8,21 @@ that was changed on the disk is not taken for what was said.
 from __future__ import annotations
 
 import hashlib
+import struct
 import sys
 from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from kvstore.history import DIGEST_BYTES, History, Seam
+from kvstore.history import DIGEST_BYTES, History, Seam, Told
 
 if TYPE_CHECKING:
     from kvstore.history import Unread
     from kvstore.terms import Terms
     from kvstore.types import BlockKey
+
+
+TOLD = struct.Struct(f"<QQQ{DIGEST_BYTES}s{DIGEST_BYTES}s")
 
 
 class SlotShape(NamedTuple):
@@ -91,6 +95,7 @@ class PackedHistory(NamedTuple):
     text: bytes
     seams: bytes
     message_ends: bytes
+    told: bytes  # empty for none
 
     @property
     def digest(self) -> bytes:
@@ -120,6 +125,7 @@ def pack_history(history: History) -> PackedHistory:
         pack_text(history.text),
         _to_bytes(array("I", _flat(history.seams))),
         _to_bytes(array("I", _flat(history.message_ends))),
+        b"" if history.told is None else _pack_told(history.told),
     )
 
 
@@ -132,12 +138,26 @@ def unpack_history(packed: PackedHistory, digests: tuple[bytes, ...]) -> History
         first_answer=packed.first_answer,
         message_ends=_seams(packed.message_ends),
         digests=digests,
+        told=_unpack_told(packed.told) if packed.told else None,
     )
 
 
 def split_digests(packed: bytes) -> tuple[bytes, ...]:
     """Text digests that lie end to end."""
     return tuple(packed[start : start + DIGEST_BYTES] for start in range(0, len(packed), DIGEST_BYTES))
+
+
+def _pack_told(told: Told) -> bytes:
+    assert len(told.digest) == len(told.prompt_digest) == DIGEST_BYTES
+    return TOLD.pack(told.num_messages, told.prompt_length, told.answer_start, told.digest, told.prompt_digest)
+
+
+def _unpack_told(packed: bytes) -> Told:
+    try:
+        num_messages, prompt_length, answer_start, digest, prompt_digest = TOLD.unpack(packed)
+    except struct.error as error:
+        raise ValueError(str(error)) from error
+    return Told(num_messages, digest, prompt_length, prompt_digest, answer_start)
 
 
 def _flat(seams: Iterable[Seam]) -> list[int]:

@@ -43,6 +43,9 @@ class SessionJournal(Protocol):
     async def read(self, unread: Unread) -> History | ReadFault:
         """A history that was kept by an earlier process."""
 
+    async def flush(self, seconds: float) -> bool:
+        """Wait until what was told so far is on the disk, and what was dropped is not; False if that took longer."""
+
 
 class NullSessionJournal:
     """Nothing outlives the process."""
@@ -55,6 +58,9 @@ class NullSessionJournal:
 
     async def read(self, unread: Unread) -> History | ReadFault:
         return ReadFault.LOST
+
+    async def flush(self, seconds: float) -> bool:
+        return True
 
 
 class CatalogJournal:
@@ -126,7 +132,6 @@ class CatalogJournal:
             return ReadFault.UNREADABLE
 
     async def flush(self, seconds: float) -> bool:
-        """Wait until what was told so far is on the disk; False if that took longer."""
         return await asyncio.to_thread(self._catalog.wait, seconds)
 
     def close(self) -> None:

@@ -13,19 +13,13 @@ from app.errors import InvalidRequest
 from app.gateway import Gateway, gateway_of
 from app.raw_paths import RawPathRoute, decoded
 from kvstore import catalog_reading as reading
-from kvstore.block_journal import forget_slots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from app.disk import Disk
-    from kvstore.catalog_file import FolderRow
 
 router = APIRouter(prefix="/admin/api/store", route_class=RawPathRoute, include_in_schema=False)
 
 MOST_LISTED = 10_000
-SETTLE_SECONDS = 10.0
-"""A deletion is answered when it is in the file, unless the disk takes longer."""
 
 
 class Keeping:
@@ -59,7 +53,7 @@ async def verify(kept: AnyKeeping) -> Response:
 @router.post("/gc")
 async def collect(kept: AnyKeeping) -> Response:
     """Erase what no session has, in the folders of other models; in the served one nothing is ever left over."""
-    return JSONResponse({"erased": await _collected(kept.disk)})
+    return JSONResponse({"erased": await kept.disk.collect_others()})
 
 
 @router.delete("/sessions/{session_id}")
@@ -68,7 +62,7 @@ async def remove(session_id: str, kept: AnyKeeping) -> Response:
     where, name = kept.disk, decoded(session_id)
     count, scopes = await where.run(lambda: _found(where, name))
     kept.gateway.keeper.forget_everywhere(name, scopes)
-    return await _removed(where, count)
+    return await _removed(kept, count)
 
 
 @router.delete("/sessions")
@@ -77,7 +71,7 @@ async def remove_all(kept: AnyKeeping) -> Response:
     where = kept.disk
     count, scopes = await where.run(lambda: _found(where))
     await kept.gateway.keeper.forget_all_everywhere(scopes)
-    return await _removed(where, count)
+    return await _removed(kept, count)
 
 
 def _found(where: Disk, session_id: str | None = None) -> tuple[int, list[str]]:
@@ -85,14 +79,7 @@ def _found(where: Disk, session_id: str | None = None) -> tuple[int, list[str]]:
     return len(reading.serials(where.catalog.path, session_id)), reading.tenants(where.catalog.path)
 
 
-async def _removed(where: Disk, count: int) -> Response:
-    is_settled = await where.run(lambda: where.catalog.wait(SETTLE_SECONDS))
-    await _collected(where)
+async def _removed(kept: Keeping, count: int) -> Response:
+    is_settled = await kept.gateway.keeper.settled()
+    await kept.disk.sweep_others()
     return JSONResponse({"removed": count, "settled": is_settled})
-
-
-async def _collected(where: Disk) -> dict[str, int]:
-    def forget(folder: FolderRow, slots: Iterable[int]) -> None:
-        forget_slots(where.catalog, folder.number, slots)
-
-    return await where.run(lambda: disk.collect(where.directory, where.catalog, forget, where.folder))

@@ -93,6 +93,7 @@ async def list_sessions(
 async def delete_sessions(caller: AnyCaller) -> Response:
     """Forget all sessions that the caller has now."""
     count = await caller.gateway.keeper.forget_all(caller.scope)
+    await _gone(caller)
     return JSONResponse({"object": "list.deleted", "deleted": count})
 
 
@@ -111,7 +112,14 @@ async def delete_session(session_id: str, caller: AnyCaller) -> Response:
         caller.gateway.hints.withdraw(session)
     if not caller.gateway.keeper.forget(caller.scope, name):
         raise SessionUnknown(name)
+    await _gone(caller)
     return JSONResponse({"id": name, "object": "session.deleted", "deleted": True})
+
+
+async def _gone(caller: Caller) -> None:
+    """What was deleted leaves the disk before it is answered, unless that takes too long."""
+    if await caller.gateway.keeper.settled() and caller.gateway.disk is not None:
+        await caller.gateway.disk.sweep_others()
 
 
 @router.patch("/{session_id}")

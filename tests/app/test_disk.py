@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -316,6 +317,17 @@ def test_rm_through_a_server_takes_sessions_of_any_model(served: Kept) -> None:
     assert told("ls", kept=served)["sessions"] == []
     for needle in (*bytes_of(FIRST), *bytes_of(SECOND), b"tiny-0"):
         assert needle not in served.files()
+
+
+def test_deleting_an_id_erases_another_models_blocks_before_it_is_answered(served: Kept) -> None:
+    own = next(served.root.glob("other-*/slabs/0000.kv"))
+    assert served.payloads["other-0"][1] in own.read_bytes()
+    url = disk_address.find(served.root, os.getpid())
+    assert url is not None
+    with httpx.Client(base_url=url, trust_env=False) as http:
+        assert http.delete("/v1/sessions/other-0").status_code == 200
+    assert own.read_bytes().strip(b"\0") == b""
+    assert told("verify", kept=served)["blocks"] == {"ok": 3}
 
 
 def test_a_server_without_a_disk_says_so(serve: Callable[..., Scripted]) -> None:

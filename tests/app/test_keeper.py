@@ -213,3 +213,18 @@ async def test_what_expires_is_closed() -> None:
     assert bench.store.closed == [keys(8)[-1]]
     bench.keeper.close()
     bench.check()
+
+
+@pytest.mark.parametrize(("persist", "to_nvme"), [(Persist.DISK, True), (Persist.MEMORY, False)])
+async def test_the_store_is_told_what_may_lie_on_nvme(persist: Persist, to_nvme: bool) -> None:
+    bench = Bench()
+    bench.run("s", ids(9), Wishes(persist=persist))
+    bench.keeper.fork("", "s", "t", None)
+    assert [event.to_nvme for event in bench.store.recorded] == [to_nvme, to_nvme]
+
+
+async def test_what_is_dropped_at_once_is_at_no_moment_allowed_on_nvme() -> None:
+    bench = Bench()
+    turn = bench.begin("s", ids(14), Wishes(persist=Persist.NONE))
+    bench.keeper.abandon(turn, written(ids(14), BLOCK, SPACE, computed_tokens=13))
+    assert [event.to_nvme for event in bench.store.recorded] == [False]

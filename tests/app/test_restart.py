@@ -20,7 +20,7 @@ from kvstore.catalog_reading import ReadFault
 from kvstore.catalog_rows import BlockRow
 from kvstore.errors import SessionEmpty, SessionTaken, SessionUnknown
 from kvstore.former import Former, Gone
-from kvstore.history import History, Seam, Unread, text_digests
+from kvstore.history import History, Seam, Told, Unread, text_digests
 from kvstore.sessions import SessionBook
 from kvstore.terms import SILENT, Change, Persist, Wishes
 from tests.app.recording import RecordingStore
@@ -61,7 +61,9 @@ class Server:
             self.keeper.abandon(turn, self.written(ids))
             return
         ends = (Seam(len(text), len(ids)),)
-        told = History(ids, text, ends, min(len(FIRST), len(ids)), ends, text_digests(text, [len(text)]))
+        digests = text_digests(text, [len(text)])
+        retold = Told(len(text), digests[0], len(text), digests[0], len(ids)) if len(text) % 2 else None
+        told = History(ids, text, ends, min(len(FIRST), len(ids)), ends, digests, retold)
         self.keeper.record(turn, told, self.written(ids))
 
     def run(self, name: str, token_ids: tuple[int, ...], text: str = "", wishes: Wishes = SILENT) -> OpenTurn:
@@ -324,6 +326,9 @@ class FailingJournal:
 
     async def read(self, unread: Unread) -> History | ReadFault:
         return self.fault
+
+    async def flush(self, seconds: float) -> bool:
+        return True
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,20 @@ def test_a_private_session_is_gone_after_a_restart_and_never_was_on_disk(serve: 
         assert http.get(f"{SESSIONS}/s").status_code == 404
 
 
+def test_a_deletion_is_answered_when_no_file_has_the_session_any_more(serve: Serve, tmp_path: Path) -> None:
+    with life(serve, tmp_path) as (http, _):
+        for number in range(5):
+            say(http, LONG, session_id=f"id-of-{number}")
+        for number in range(4):
+            assert http.delete(f"{SESSIONS}/id-of-{number}").status_code == 200
+            contents = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+            assert f"id-of-{number}".encode() not in contents
+        assert http.delete(SESSIONS).json()["deleted"] == 1
+        contents = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+        assert b"id-of-" not in contents
+        assert b"tell me of mice" not in contents
+
+
 def test_a_deleted_session_leaves_neither_text_nor_ids_in_any_file(serve: Serve, tmp_path: Path) -> None:
     with life(serve, tmp_path) as (http, server):
         say(http, LONG)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kvstore import block_journal
 from kvstore.block_journal import FolderBlocks
 from kvstore.catalog_rows import BlockRow
+from kvstore.events import RecordedBlock
 from kvstore.types import BlockKey
 from tests.kvstore.shelf import Shelf
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from kvstore.journal import BlockJournal
+
 
 def rows(*slots: int) -> list[BlockRow]:
     return [BlockRow(slot, BlockKey(bytes([slot]) * 16), None, 0) for slot in slots]
@@ -24,9 +27,10 @@ def rows(*slots: int) -> list[BlockRow]:
 
 async def test_a_slot_is_forgotten_when_its_bytes_are_gone(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
-    shelf.blocks.record(rows(1, 2, 3))
+    journal: BlockJournal = shelf.blocks
+    journal.record(tuple(RecordedBlock(row.key, row.parent, row.first_block, row.slot) for row in rows(1, 2, 3)))
     done = asyncio.Event()
-    shelf.blocks.erase((1, 3), done.set)
+    journal.erase((1, 3), done.set)
     await done.wait()
     assert shelf.erased == [1, 3]
     shelf.close()

@@ -12,20 +12,21 @@ import subprocess
 import sys
 import textwrap
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from kvstore import chain
+from kvstore.block_journal import note_swept
 from kvstore.catalog import FILE_NAME, Catalog
-from kvstore.catalog_file import FORMAT
+from kvstore.catalog_file import FORMAT, FolderRow
 from kvstore.catalog_pending import Pending
 from kvstore.catalog_reading import ReadFault
 from kvstore.catalog_rows import BlockRow, SessionRow
 from kvstore.errors import SettingInvalid
 from kvstore.events import TierHealth
-from kvstore.history import History
+from kvstore.history import History, Told
 from kvstore.reuse import MissReason
 from kvstore.terms import USUAL, Persist, Terms
 from kvstore.types import BlockKey
@@ -51,7 +52,10 @@ def key(number: int) -> BlockKey:
 def test_a_session_comes_back_whole_and_its_history_when_it_is_asked_for(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     terms = Terms(-3, 60.0, True, 1e6, Persist.DISK)
-    told = history(ODD, [0, 1, 2**32 - 1, 7, 8, 9], digests=(b"a" * 16, b"b" * 16))
+    plain = history(ODD, [0, 1, 2**32 - 1, 7, 8, 9], digests=(b"a" * 16, b"b" * 16))
+    told = replace(plain, told=Told(3, b"t" * 16, 2**33, b"p" * 16, 17))
+    # A field that is added to histories and not to the catalog would be at its default here.
+    assert [each.name for each in fields(History) if getattr(told, each.name) in (0, (), None)] == []
     made = session(4, f"id {ODD}", told, terms=terms, at=450.0, tenant=f"tenant\0{ODD}")
     made.parent_id, made.group = ODD, "group"
     made.branches[0].expected_return = 700.0
@@ -360,7 +364,7 @@ def test_a_folder_says_that_it_wants_a_sweep_and_which_slots(tmp_path: Path) -> 
     assert sorted(slots) == [0, 1]
     catalog.swept(folder, slots)
     (folder,) = [each for each in catalog.folders() if each.model_key == MODEL]
-    assert (folder.wants_sweep, catalog.unclaimed(folder)) == (False, [])
+    assert (folder.wants_sweep, catalog.unclaimed(folder)) == (0, [])
     catalog.close(WAIT_SECONDS)
 
 
@@ -565,7 +569,6 @@ def test_a_full_disk_is_told_and_what_it_refused_is_written_when_there_is_room(t
 
     big = history("x" * 400_000, [*range(1000)])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         made = session(0, "s", big)
@@ -654,7 +657,7 @@ def test_a_hundred_thousand_sessions_are_listed_without_their_histories(tmp_path
     count = 100_000
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:  # by hand: what is tested is reading them
         digest = b"h" * 16
-        connection.execute("INSERT INTO histories VALUES (1, ?, 0, x'', x'', x'', x'')", (digest,))
+        connection.execute("INSERT INTO histories VALUES (1, ?, 0, x'', x'', x'', x'', x'')", (digest,))
         connection.executemany(
             "INSERT INTO sessions VALUES (?, 1, x'', ?, NULL, NULL, 1.0, 2.0, 1, 1, 0, 0.0, 0, NULL, 'disk')",
             ((serial, f"s{serial}".encode()) for serial in range(count)),
@@ -676,6 +679,29 @@ def test_a_hundred_thousand_sessions_are_listed_without_their_histories(tmp_path
 
 def row(serial: int) -> SessionRow:
     return SessionRow(serial, "", f"s{serial}", None, None, 0.0, 0.0, 1, 1, USUAL)
+
+
+def test_a_sweep_counts_for_what_had_gone_when_it_began_and_no_more(tmp_path: Path) -> None:
+    first = Shelf(tmp_path)
+    for serial, name in enumerate(("a", "b")):
+        made = session(serial, name, TOLD)
+        first.journal.keep(made, made.branches.values())
+    first.close()
+    second = Shelf(tmp_path, model=b"n" * 16)
+
+    def other() -> FolderRow:
+        second.settle()
+        return next(each for each in second.catalog.folders() if each.model_key == MODEL)
+
+    second.journal.drop_ids("", "a")
+    seen = other()
+    second.journal.drop_ids("", "b")
+    second.settle()
+    note_swept(second.catalog, seen, ())
+    assert other().wants_sweep == 2  # b went after it had looked
+    note_swept(second.catalog, other(), ())
+    assert other().wants_sweep == 0
+    second.close()
 
 
 def test_sessions_that_come_and_go_while_the_disk_is_away_leave_nothing_pending() -> None:
