@@ -270,7 +270,7 @@ class TierManager:
         return pending
 
     async def sleep(self, keys: Sequence[BlockKey], target: Tier = Tier.DRAM) -> int:
-        """Move the chain of `keys` down to `target` as far as nobody needs it above; tokens that are not above it then."""
+        """Move the chain of `keys` down to `target` as far as nobody needs it above; tokens that are then not above."""
         self._post(SleepWanted(tuple(keys), target))
         while self._num_above(target, keys) and self._planner.snapshot().transfers:
             await self._moved.wait()

@@ -170,7 +170,8 @@ class Residency:
             self.totals.erased += 1
         else:
             pool.drop(row)
-            self.ledger.forget(slot, self.rows.key(row))
+            self.ledger.forget(slot)
+            self.ledger.leave(slot, self.rows.key(row))
         if is_broken:
             pool.retire(slot)
             if tier is Tier.NVME:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from kvstore.events import TierHealth, WritePolicy
-from kvstore.types import Tier
+
+if TYPE_CHECKING:
+    from kvstore.types import Tier
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,10 @@ class PlannerMachine(RuleBasedStateMachine):
         cache = data.draw(st.booleans()) or output > 1
         self.world.arrive(tokens, output, priority, cache=cache, hint=hint, to_nvme=output % 2 == 0)
 
-    @rule(paces=st.lists(st.sampled_from([1, 2, 5, 40]), min_size=1, max_size=3), to_nvme=st.sampled_from([True, True, False]))
+    @rule(
+        paces=st.lists(st.sampled_from([1, 2, 5, 40]), min_size=1, max_size=3),
+        to_nvme=st.sampled_from([True, True, False]),
+    )
     def step(self, paces: list[int], to_nvme: bool) -> None:
         self.world.step(paces)
         self.world.record_ended(to_nvme)
