@@ -297,6 +297,6 @@ class Planner:
         self._store.traffic.cancel_loads_except(wanted | self._hints.rows())
 
     def _emit(self, action: Action) -> None:
-        if isinstance(action, StartTransfer) and action.target is Tier.NVME:
+        if type(action) is StartTransfer and action.target is Tier.NVME:
             self._blocks.ledger.flush()  # what its slots held is forgotten before they are written
         self._actions.append(action)
