@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.budget import WriteBudget
 from kvstore.cleaner import Cleaner
+from kvstore.cost import Cost
 from kvstore.dirty import Dirty
 from kvstore.events import RecordedBlock
 from kvstore.health import Health
@@ -45,6 +46,7 @@ class Residency:
         self.tips = Tips(self.rows, self.dirty)
         self.ledger = Ledger(emit)
         self.health = Health(config, tiers, emit)
+        self.cost = Cost(config)
         self.budget = WriteBudget(config.nvme_rated_bytes_per_day)
         self._slot_bytes = config.slot_bytes
         self._has_nvme = tiers > Tier.NVME

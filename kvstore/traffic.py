@@ -131,6 +131,8 @@ class Traffic:
         self._next_id += 1
         if transfer.frees_hbm:
             self.coming += len(transfer.source_slots)
+        elif transfer.purpose is Purpose.LOAD:
+            self._blocks.cost.reads[transfer.source].begin(len(transfer.rows), self._blocks.rows.now)
         self.transfers.add(transfer)
         keys = tuple(map(self._blocks.rows.key, transfer.rows))
         self._emit(
@@ -164,6 +166,8 @@ class Traffic:
         """The transfer has ended with the first `good` blocks sound: its ring slots and IO token are free."""
         transfer = self.transfers[transfer_id]
         transfer.good, transfer.reason = good, reason
+        if transfer.purpose is Purpose.LOAD:
+            self._blocks.cost.reads[transfer.source].end(len(transfer.rows), good, self._blocks.rows.now)
         (self._ring_up if transfer.source is Tier.NVME else self._ring_down).extend(transfer.ring_slots)
         return transfer
 

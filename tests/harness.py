@@ -158,6 +158,7 @@ async def bench(
     transfers = Transfers(slab, stores, {Tier.DRAM: Workers("dram-copy", 1)})
     planner = Planner(
         PlannerConfig(
+            cost_gate="off",
             hbm_slots=hbm_slots,
             block_tokens=block_tokens,
             max_running=max_running,

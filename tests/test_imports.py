@@ -33,6 +33,7 @@ PURE = {
     *(f"kvstore.{name}" for name in ("admission", "branches", "cleaner", "config", "frontier", "hints", "laws")),
     *(f"kvstore.{name}" for name in ("residency", "room", "roster", "snapshot", "store", "tables", "tails")),
     *(f"kvstore.{name}" for name in ("traffic", "transfers", "turns", "upkeep", "wakes")),
+    *(f"kvstore.{name}" for name in ("budget", "cost", "dirty", "found", "health", "ledger", "sinking", "tips")),
     "models.scheduler",
 }
 IMPURE_LIBRARY = {
