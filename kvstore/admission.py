@@ -16,10 +16,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from kvstore.events import GrantSlots, RefuseGrowth, SuspendTurn
+from kvstore.events import GrantSlots, Miss, RefuseGrowth, SuspendTurn
 from kvstore.rows import NO_ROW
 from kvstore.turns import Turn, TurnState
-from kvstore.wakes import Wake, plan, why_unread
+from kvstore.wakes import Wake, plan_worth_restoring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +109,7 @@ class Admission:
             if turn.wake.deadline <= now and turn.wake.is_waiting:
                 turn.wake.give_up()
             turn.may_load = turn.may_load and not turn.wake.has_failed
-            turn.miss = turn.wake.miss
+            turn.miss = turn.wake.miss if turn.wake.has_failed else turn.miss
 
     def _supply_all(self) -> tuple[int, bool]:
         """Serve who holds slots and wants more: slots owed to them, and whether anyone may be admitted beside them."""
@@ -204,7 +204,7 @@ class Admission:
         """Admit `turn` if there is room, what hints hold included."""
         while not self._try_admit(turn, owed):
             held = self._hints.num_held() if len(self._hints) else 0
-            if not held or held < self._shortfall(turn, plan(self._blocks, turn.keys, turn.may_load), owed):
+            if not held or held < self._shortfall(turn, self._plan(turn)[0], owed):
                 return False
             self._hints.give_way()
         return True
@@ -214,9 +214,10 @@ class Admission:
         wanted = self._blocks_wanted(turn)
         if wanted - len(turn.keys) > self.room(owed):
             return False  # not even if all of it were in HBM: spares the look-up
-        rows = plan(self._blocks, turn.keys, turn.may_load)
+        rows, miss = self._plan(turn)
         if self._shortfall(turn, rows, owed) > 0:
             return False
+        self._blocks.totals.recomputes_cheaper += miss is Miss.RECOMPUTE_CHEAPER
         self._roster.admit(turn)
         turn.wake = Wake(
             store=self._store,
@@ -224,7 +225,7 @@ class Admission:
             num_slots=wanted,
             deadline=self._blocks.rows.now + self._config.wake_deadline_seconds,
             tail=self._fitting_tail(turn, rows),
-            miss=turn.miss or why_unread(self._blocks, turn.keys, rows),
+            miss=turn.miss or miss,
         )
         turn.wake.begin()
         turn.woken_from_queue = turn.woken_from_queue or (turn.has_waited and turn.wake.is_waiting)
@@ -236,11 +237,14 @@ class Admission:
 
     def _admit_by_force(self, turn: Turn, owed: int) -> bool:
         """Admit an aged `turn` if room can be made at once; else make it, if that is possible."""
-        rows = plan(self._blocks, turn.keys, turn.may_load)
+        rows, _ = self._plan(turn)
         while self._make_way(turn, self._shortfall(turn, rows, owed)) is Help.NOW:
             if self._try_admit(turn, owed):
                 return True
         return False
+
+    def _plan(self, turn: Turn) -> tuple[list[int], Miss | None]:
+        return plan_worth_restoring(self._blocks, turn.keys, turn.may_load)
 
     def _shortfall(self, turn: Turn, rows: list[int], owed: int) -> int:
         """Slots that `turn` lacks to be admitted with `rows`; protecting those in HBM makes them unevictable."""

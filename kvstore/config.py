@@ -46,6 +46,10 @@ class PlannerConfig:
     late_reads_until_off: int = 3
     probe_seconds: float = 1.0
     cost_gate: Literal["auto", "off"] = "auto"
+    # As start-up measured them; 0: not known, and then nothing is taken for cheaper to compute until it is.
+    prefill_tokens_per_second: float = 0.0
+    dram_blocks_per_second: float = 0.0
+    nvme_blocks_per_second: float = 0.0
     clean_share: float = 0.25  # of HBM: that much is free or leaves without IO, as far as free DRAM allows
     # Shares of a tier that would need IO to be freed: above `high` the coldest are copied down until `low`.
     hbm_high: float = 0.90

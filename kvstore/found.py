@@ -46,8 +46,12 @@ def adopt(blocks: Residency, found: Sequence[FoundBlock]) -> None:
         kept.append((row, slot))
     nvme.adopt(kept)
     for slot, key in useless.items():
-        if not (0 <= slot < nvme.capacity and taken[slot]):
-            blocks.ledger.forget(slot, key)
+        is_there = 0 <= slot < nvme.capacity
+        if is_there and taken[slot]:
+            continue
+        blocks.ledger.forget(slot)
+        if is_there:
+            blocks.ledger.leave(slot, key)
     tails = [row for row, _ in kept if not rows.children[row]]
     blocks.tips.add_found([rows.key(row) for row in tails])
     blocks.totals.found += len(kept)

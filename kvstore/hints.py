@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvstore.events import AnswerWake, WakeStatus
+from kvstore.events import AnswerWake, Miss, WakeStatus
 from kvstore.policy import Kind
 from kvstore.rows import NO_ROW
 from kvstore.types import Tier
-from kvstore.wakes import Wake, plan
+from kvstore.wakes import Wake, plan_worth_restoring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +54,10 @@ class Hints:
         """Begin, or decline at once; `room` slots of HBM are free or can be had by evicting."""
         store = self._store
         store.blocks.totals.hints += 1
-        rows = plan(store.blocks, event.keys, may_load=True)
+        rows, miss = plan_worth_restoring(store.blocks, event.keys, may_load=True)
+        if miss is Miss.RECOMPUTE_CHEAPER and (not rows or store.blocks.hbm.is_present(rows[-1])):
+            self._decline(event.wake, WakeStatus.RECOMPUTE_CHEAPER)
+            return
         if not rows:
             self._decline(event.wake, WakeStatus.NOT_STORED)
             return

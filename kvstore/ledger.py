@@ -35,10 +35,9 @@ class Ledger:
             self.flush()
             self._emit(RecordBlocks(tuple(blocks)))
 
-    def forget(self, slot: int, key: BlockKey) -> None:
-        """The copy of `key` in `slot` is dropped; its bytes stay until the slot is written again."""
+    def forget(self, slot: int) -> None:
+        """The catalogue has something in `slot` that is not to be found again."""
         self._forgotten.append(slot)
-        self.leave(slot, key)
 
     def erase(self, slot: int) -> None:
         """What is in `slot` must go, whether a copy or left over."""

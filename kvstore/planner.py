@@ -171,6 +171,7 @@ class Planner:
                     pinned=pool.num_held,
                     erasing=len(pool.erasing),
                     health=self._blocks.health.of(pool.tier, self._blocks.rows.now),
+                    read_blocks_per_second=self._blocks.cost.read_rate(pool.tier, self._blocks.rows.now),
                 )
                 for pool in self._blocks.pools
             ),
@@ -181,6 +182,7 @@ class Planner:
             dirty_blocks=len(self._blocks.dirty.rows),
             sinking_blocks=self._sinking.num_sinking,
             nvme_write_policy=self._sinking.policy,
+            prefill_tokens_per_second=self._blocks.cost.prefill.per_second(self._blocks.rows.now),
             nvme_bytes_last_day=self._blocks.budget.last_day(self._blocks.rows.now),
         )
 
@@ -231,6 +233,8 @@ class Planner:
             self._emit(RefuseTurn(turn.id, Refusal.QUEUE_FULL))
 
     def _on_step_ended(self, event: StepEnded) -> None:
+        if event.seconds:
+            self._blocks.cost.note_step(event.seconds, event.prefill_tokens, event.decode_tokens, self._blocks.rows.now)
         admitted = self._roster.admitted
         for fill in event.fills:
             self._tables.fill(admitted[fill.turn], fill)
@@ -307,6 +311,6 @@ class Planner:
         self._store.traffic.cancel_loads_except(wanted | self._hints.rows() | self._look_ahead.rows())
 
     def _emit(self, action: Action) -> None:
-        if isinstance(action, StartTransfer) and action.target is Tier.NVME:
+        if type(action) is StartTransfer and action.target is Tier.NVME:
             self._blocks.ledger.flush()  # what its slots held is forgotten before they are written
         self._actions.append(action)

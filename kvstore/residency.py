@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.budget import WriteBudget
 from kvstore.cleaner import Cleaner
+from kvstore.cost import Cost
 from kvstore.dirty import Dirty
 from kvstore.events import RecordedBlock
 from kvstore.health import Health
@@ -45,8 +46,10 @@ class Residency:
         self.tips = Tips(self.rows, self.dirty)
         self.ledger = Ledger(emit)
         self.health = Health(config, tiers, emit)
+        self.cost = Cost(config)
         self.budget = WriteBudget(config.nvme_rated_bytes_per_day)
         self._slot_bytes = config.slot_bytes
+        self._has_nvme = tiers > Tier.NVME
         self.revoked: dict[BlockKey, None] = {}  # no branch lets these lie on NVMe, and there they are still
         self._condemned: dict[tuple[Tier, int], bool] = {}  # True: retire the slot as well
 
@@ -147,13 +150,15 @@ class Residency:
             self.hbm.publish(row, slot)
         self.rows.origin[row] = Tier.HBM
         self.refresh_below(row)
-        self.dirty.note(row)
+        if self._has_nvme:
+            self.dirty.note(row)
         self.totals.published += 1
 
     def arrive(self, tier: Tier, row: int) -> None:
         """A transfer has brought `row` to `tier`."""
         self.pools[tier].finish_fill(row)
-        self.dirty.note(row)
+        if self._has_nvme:
+            self.dirty.note(row)
 
     def drop(self, tier: Tier, row: int, erase: bool = False) -> None:
         """Free the VALID copy of `row` in `tier`; with `erase`, its slot of NVMe once its bytes are gone."""
@@ -162,27 +167,34 @@ class Residency:
         pool = self.pools[tier]
         slot = pool.slot(row)
         is_broken = bool(self._condemned) and self._condemned.pop((tier, row), False)
-        if tier is not Tier.NVME:
-            pool.drop(row)
-        elif erase and not is_broken:
-            pool.drop_to_erase(row)
-            self.ledger.erase(slot)
-            self.totals.erased += 1
+        if tier is Tier.NVME:
+            self._drop_from_nvme(row, slot, erase and not is_broken)
         else:
             pool.drop(row)
-            self.ledger.forget(slot, self.rows.key(row))
         if is_broken:
             pool.retire(slot)
             if tier is Tier.NVME:
                 self.ledger.overwrite((slot,))
-        self.dirty.note(row)
+        if self._has_nvme:
+            self.dirty.note(row)
         self.rows.forget_unused(row)
+
+    def _drop_from_nvme(self, row: int, slot: int, erase: bool) -> None:
+        if erase:
+            self.pools[Tier.NVME].drop_to_erase(row)
+            self.ledger.erase(slot)
+            self.totals.erased += 1
+        else:
+            self.pools[Tier.NVME].drop(row)
+            self.ledger.forget(slot)
+            self.ledger.leave(slot, self.rows.key(row))
 
     def reopen(self, row: int) -> int:
         """Make the HBM copy of `row` private again to the turn that attends to it; its slot."""
         self.cleaner.leave(row, self.rows.parent[row])
         slot = self.hbm.reopen(row)
-        self.dirty.note(row)
+        if self._has_nvme:
+            self.dirty.note(row)
         self.rows.forget_unused(row)
         return slot
 

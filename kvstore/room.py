@@ -139,9 +139,9 @@ class Room:
         return self._blocks.pools[tier].frontier.worth(row)[0] <= Kind.FINAL or self._blocks.has_copy_below(tier, row)
 
     def _run_that_leaves_with(self, row: int, source: Tier, target: Tier, most: int) -> list[int]:
-        """`row` and its ancestors, in chain order, while only `row` keeps them in `source` and nothing below has them.
+        """`row` and its ancestors, in chain order, as far as only `row` keeps them in `source` and `target` lacks them.
 
-        What is not allowed on NVMe has a child that is not, so a run that ends well begins well.
+        What may lie on NVMe has ancestors that may.
         """
         blocks, pool, parents = self._blocks, self._blocks.pools[source], self._blocks.rows.parent
         run = [row]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kvstore.types import BlockKey
 
 MOST_RUNS = 2
-"""At once, late ones among them: a disk that hangs pins no more than these above. A drain takes all there are."""
+"""At once, late ones among them: a disk that hangs pins no more than these. A drain takes all that IO tokens allow."""
 
 
 class Sinking:

@@ -28,6 +28,7 @@ class TierCounts:
     pinned: int
     erasing: int = 0
     health: TierHealth = TierHealth.OK
+    read_blocks_per_second: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,7 @@ class Snapshot:
     nvme_write_policy: WritePolicy = WritePolicy.EVERY_TURN
     """What AUTO has become, or the one that was set."""
     nvme_bytes_last_day: int = 0
+    prefill_tokens_per_second: float = 0.0
 
     def tier(self, tier: Tier) -> TierCounts:
         """The counts of `tier`, which must exist here."""

@@ -132,6 +132,8 @@ class Traffic:
         self._next_id += 1
         if transfer.frees_hbm:
             self.coming += len(transfer.source_slots)
+        elif transfer.purpose is Purpose.LOAD:
+            self._blocks.cost.reads[transfer.source].begin(len(transfer.rows), self._blocks.rows.now)
         self.transfers.add(transfer)
         rows = self._blocks.rows
         keys = tuple(map(rows.key, transfer.rows))
@@ -176,6 +178,8 @@ class Traffic:
         """The transfer has ended with the first `good` blocks sound: its ring slots and IO token are free."""
         transfer = self.transfers[transfer_id]
         transfer.good, transfer.reason = good, reason
+        if transfer.purpose is Purpose.LOAD:
+            self._blocks.cost.reads[transfer.source].end(len(transfer.rows), good, self._blocks.rows.now)
         (self._ring_up if transfer.source is Tier.NVME else self._ring_down).extend(transfer.ring_slots)
         return transfer
 
@@ -226,15 +230,17 @@ class Traffic:
         assert transfer.good is not None
         self.transfers.remove(transfer)
         pool = self._blocks.pools[transfer.target]
-        unsound = []
+        unsound, num_arrived = [], 0
         for index, (row, slot) in enumerate(self._targets(transfer)):
             if pool.slot(row) != slot:
                 pool.leave_quarantine(slot)  # a turn's own fill has overtaken it
             elif index < transfer.good:
                 self._blocks.arrive(transfer.target, row)
-                self._count_arrival(transfer, row)
+                self._note_arrival(transfer, row)
+                num_arrived += 1
             else:
                 unsound.append(row)
+        self._count_arrivals(transfer, num_arrived)
         if transfer.target is Tier.NVME:
             self._blocks.record(transfer.rows[: transfer.good])
         self._make_absent(transfer, unsound, Miss.LOAD_FAILED)
@@ -297,19 +303,26 @@ class Traffic:
 
     # --- what follows -----------------------------------------------------------------
 
-    def _count_arrival(self, transfer: Transfer, row: int) -> None:
-        blocks, totals = self._blocks, self._blocks.totals
+    def _note_arrival(self, transfer: Transfer, row: int) -> None:
+        blocks = self._blocks
         if transfer.target is Tier.HBM:
             blocks.refresh_below(row)
         if transfer.purpose is Purpose.LOAD:
             blocks.rows.origin[row] = max(blocks.rows.origin[row], transfer.source)
-            blocks.count_read(transfer.source, 1)
-            totals.loaded += 1
+
+    def _count_arrivals(self, transfer: Transfer, count: int) -> None:
+        blocks, totals = self._blocks, self._blocks.totals
+        if transfer.purpose is Purpose.LOAD:
+            totals.loaded += count
+            blocks.count_read(transfer.source, count)
             return
-        blocks.count_written(transfer.target, 1)
-        totals.demoted += transfer.purpose is Purpose.DEMOTE
-        totals.cleaned += transfer.purpose is Purpose.CLEAN
-        totals.sunk += transfer.purpose is Purpose.SINK
+        blocks.count_written(transfer.target, count)
+        if transfer.purpose is Purpose.DEMOTE:
+            totals.demoted += count
+        elif transfer.purpose is Purpose.CLEAN:
+            totals.cleaned += count
+        else:
+            totals.sunk += count
 
     def count_late(self, transfer: Transfer) -> None:
         """Its deadline has passed: a tier that takes blocks too slowly gets no more for a while."""

@@ -43,6 +43,18 @@ def plan(blocks: Residency, keys: Sequence[BlockKey], may_load: bool) -> list[in
     return rows
 
 
+def plan_worth_restoring(blocks: Residency, keys: Sequence[BlockKey], may_load: bool) -> tuple[list[int], Miss | None]:
+    """As `plan`, cut where computing the rest takes less time than bringing it up; then, or if it could not be, why."""
+    rows = plan(blocks, keys, may_load)
+    if may_load and rows and not blocks.hbm.is_valid(rows[-1]) and blocks.cost.decides(blocks.rows.now):
+        present = sum(map(blocks.hbm.is_present, rows))
+        sources = [blocks.source_of(row) or Tier.DRAM for row in rows[present:]]
+        worth = blocks.cost.num_worth_restoring(sources, blocks.rows.now)
+        if worth < len(sources):
+            return rows[: present + worth], Miss.RECOMPUTE_CHEAPER
+    return rows, why_unread(blocks, keys, rows)
+
+
 def why_unread(blocks: Residency, keys: Sequence[BlockKey], rows: Sequence[int]) -> Miss | None:
     """Why `rows`, planned of `keys`, end where they do: because a tier that has the next block is not to be read?"""
     row = blocks.rows.find(keys[len(rows)]) if len(rows) < len(keys) else NO_ROW

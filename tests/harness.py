@@ -194,6 +194,7 @@ async def bench(
     transfers = Transfers(slab, stores, {Tier.DRAM: Workers("dram-copy", 1)})
     planner = Planner(
         PlannerConfig(
+            cost_gate="off",
             hbm_slots=hbm_slots,
             block_tokens=block_tokens,
             max_running=max_running,
@@ -202,6 +203,7 @@ async def bench(
             output_slice_tokens=output_slice_tokens,
             dram_slots=dram_slots,
             ring_slots=0,
+            cost_gate="off",
             wake_deadline_seconds=wake_deadline_seconds,
             demote_deadline_seconds=wake_deadline_seconds,
         )

@@ -148,6 +148,7 @@ def scripted_gateway(
     shelf: Shelf | None = None,
 ) -> Gateway:
     config = PlannerConfig(
+        cost_gate="off",
         hbm_slots=hbm_slots,
         block_tokens=BLOCK_TOKENS,
         max_running=settings.max_running,

@@ -92,6 +92,8 @@ def live(
     """Serve until the block ends; then drain as on SIGTERM. Nothing is kept on disk unless `settings` say where."""
     if "nvme_dir" not in settings.model_fields_set:
         settings = settings.model_copy(update={"nvme_bytes": 0})
+    if "cost_gate" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"cost_gate": "off"})  # on a busy machine it might well compute again
     app = create_app(settings, opened)
     sock = serving.bind("127.0.0.1", 0)
     started: threading.Event = threading.Event()

@@ -86,13 +86,13 @@ class Script:
         priority: int = 0,
         cache: bool = True,
         wake: WakeId | None = None,
+        to_nvme: bool = False,
     ) -> list[Action]:
         """A turn whose prompt is the blocks of `path` and one token more."""
         self.paths[turn] = path
         prompt_tokens = len(path) * BLOCK_TOKENS + 1
-        return self.feed(
-            TurnArrived(TurnId(turn), keys(path) if cache else (), prompt_tokens, output_tokens, priority, cache, wake)
-        )
+        chain = keys(path) if cache else ()
+        return self.feed(TurnArrived(TurnId(turn), chain, prompt_tokens, output_tokens, priority, cache, wake, to_nvme))
 
     def fills(self, turn: int, *indices: int, path: str | None = None) -> tuple[Fill, ...]:
         chain = keys(self.paths[turn] if path is None else path)

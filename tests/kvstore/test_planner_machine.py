@@ -34,6 +34,9 @@ CONFIGS = st.builds(
     nvme_rated_bytes_per_day=st.sampled_from([0, 20]),
     nvme_min_tokens=st.sampled_from([0, 6]),
     idle_to_nvme_seconds=st.just(3.0),
+    prefill_tokens_per_second=st.sampled_from([0.0, 20.0]),
+    dram_blocks_per_second=st.just(100.0),
+    nvme_blocks_per_second=st.sampled_from([5.0, 50.0]),
 )
 FAILURES = st.sampled_from(sorted(set(TransferEnd) - {TransferEnd.DONE}, key=str))
 NEW_TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=8)

@@ -144,7 +144,7 @@ class World:
                 stops.append(TurnStopped(TurnId(turn), reason, len(client.tokens), client.computed))
         for stop in stops:
             self._stop(self.clients[stop.turn], stop)
-        self._feed(StepEnded(tuple(fills), tuple(stops)))
+        self._feed(StepEnded(tuple(fills), tuple(stops), seconds=1.0, prefill_tokens=32 * len(fills)))
         for turn, client in list(self.clients.items()):
             if client.state == "running" and not client.wishes and self._is_short_of_room(client):
                 client.wishes = True
