@@ -203,7 +203,6 @@ async def bench(
             output_slice_tokens=output_slice_tokens,
             dram_slots=dram_slots,
             ring_slots=0,
-            cost_gate="off",
             wake_deadline_seconds=wake_deadline_seconds,
             demote_deadline_seconds=wake_deadline_seconds,
         )
