@@ -56,6 +56,7 @@ class Answer:
         self._notes: list[TokenLogprob] = []  # on output tokens, the first `_notes_given` of which were published
         self._notes_given = 0
         self._prompt_noted = 1  # prompt tokens [1, here) have their notes; nothing says how likely the first was
+        self._matcher = None if self.params.grammar is None else self.params.grammar.matcher()
         self.ended: StopReason | None = None
 
     def place(self, cached_tokens: int, slots: Sequence[int], block_tokens: int) -> None:
@@ -89,7 +90,7 @@ class Answer:
         return Chunk(self.tokens[self.num_computed : stop], self.num_computed, self.slots, wants_logits, wants_all)
 
     def sampling_row(self) -> SamplingRow:
-        return SamplingRow(self.params, len(self.tokens), self.num_output, self.tokens, self._ending_ids)
+        return SamplingRow(self.params, len(self.tokens), self.num_output, self.tokens, self._ending_ids, self._matcher)
 
     def append(self, token_id: int) -> str:
         """Take the sampled token; return the text it makes visible and note whether the answer has ended."""
@@ -98,8 +99,13 @@ class Answer:
             self.ended = StopReason.STOP
             return self.detokenizer.flush()
         text = self.detokenizer.step(token_id)
+        if self._matcher is not None:
+            self._matcher.take(token_id)
         if self.detokenizer.stopped:
             self.ended = StopReason.STOP
+        elif self._matcher is not None and self._matcher.is_over and self.params.ignore_eos:
+            self.ended = StopReason.STOP  # the end that is ignored is all that could come
+            text += self.detokenizer.flush()
         elif not self.samples:
             self.ended = StopReason.LENGTH
             text += self.detokenizer.flush()
