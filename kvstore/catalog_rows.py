@@ -8,12 +8,13 @@ that was changed on the disk is not taken for what was said.
 from __future__ import annotations
 
 import hashlib
+import struct
 import sys
 from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from kvstore.history import DIGEST_BYTES, History, Seam
+from kvstore.history import DIGEST_BYTES, History, Seam, Told
 
 if TYPE_CHECKING:
     from kvstore.history import Unread
@@ -91,6 +92,7 @@ class PackedHistory(NamedTuple):
     text: bytes
     seams: bytes
     message_ends: bytes
+    told: bytes
 
     @property
     def digest(self) -> bytes:
@@ -120,6 +122,7 @@ def pack_history(history: History) -> PackedHistory:
         pack_text(history.text),
         _to_bytes(array("I", _flat(history.seams))),
         _to_bytes(array("I", _flat(history.message_ends))),
+        _pack_told(history.told),
     )
 
 
@@ -132,7 +135,29 @@ def unpack_history(packed: PackedHistory, digests: tuple[bytes, ...]) -> History
         first_answer=packed.first_answer,
         message_ends=_seams(packed.message_ends),
         digests=digests,
+        told=_unpack_told(packed.told),
     )
+
+
+_TOLD = struct.Struct(f"<QQQ{DIGEST_BYTES}s{DIGEST_BYTES}s")
+
+
+def _pack_told(told: Told | None) -> bytes:
+    """Nothing for none."""
+    if told is None:
+        return b""
+    return _TOLD.pack(told.num_messages, told.prompt_length, told.answer_start, told.digest, told.prompt_digest)
+
+
+def _unpack_told(packed: bytes) -> Told | None:
+    """What `_pack_told` made bytes of; raises ValueError or TypeError for what it did not."""
+    if not packed:
+        return None
+    try:
+        num_messages, prompt_length, answer_start, digest, prompt_digest = _TOLD.unpack(packed)
+    except struct.error as error:
+        raise ValueError("not a conversation's marks") from error
+    return Told(num_messages, digest, prompt_length, prompt_digest, answer_start)
 
 
 def split_digests(packed: bytes) -> tuple[bytes, ...]:

@@ -654,7 +654,7 @@ def test_a_hundred_thousand_sessions_are_listed_without_their_histories(tmp_path
     count = 100_000
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:  # by hand: what is tested is reading them
         digest = b"h" * 16
-        connection.execute("INSERT INTO histories VALUES (1, ?, 0, x'', x'', x'', x'')", (digest,))
+        connection.execute("INSERT INTO histories VALUES (1, ?, 0, x'', x'', x'', x'', x'')", (digest,))
         connection.executemany(
             "INSERT INTO sessions VALUES (?, 1, x'', ?, NULL, NULL, 1.0, 2.0, 1, 1, 0, 0.0, 0, NULL, 'disk')",
             ((serial, f"s{serial}".encode()) for serial in range(count)),
