@@ -6,7 +6,6 @@ computes a mask while it samples. A compiled grammar is kept, and each answer fo
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
@@ -18,8 +17,6 @@ from models.errors import GrammarRefused
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-log = logging.getLogger(__name__)
-
 MOST_KEPT = 256
 """Compiled grammars; the one longest unused goes first."""
 
@@ -28,32 +25,35 @@ MOST_CHARACTERS = 256 * 1024
 
 
 class Matcher:
-    """One answer's way through a grammar. The engine's thread owns it."""
+    """One answer's way through a grammar. The engine's thread owns it.
+
+    One that is lost (the grammar grew too complex on the way, or something was chosen that it does not let through)
+    cannot be followed any further: what was said so far is no valid answer, and must not be told as one.
+    """
 
     def __init__(self, matcher: Any, num_tokens: int) -> None:
         self._matcher = matcher
         self._mask = np.zeros((num_tokens + 31) // 32, dtype=np.int32)
-        self._is_lost = False
 
-    def allowed(self, vocabulary: int) -> np.ndarray:
-        """Which of the ids [0, vocabulary) may come next: booleans. All, once something came that might not."""
-        if self._is_lost:
-            return np.ones(vocabulary, dtype=bool)
+    def allowed(self, vocabulary: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which of the ids [0, vocabulary) may come next; an ending alone once it is lost."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")[:vocabulary].astype(bool)
+        bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")[:vocabulary].astype(np.bool_)
         return np.pad(bits, (0, vocabulary - len(bits)))
+
+    @property
+    def is_lost(self) -> bool:
+        """The answer cannot be held to its grammar any more."""
+        return bool(self._matcher.is_error())
 
     @property
     def is_over(self) -> bool:
         """The grammar is fulfilled and goes no further."""
-        return not self._is_lost and bool(self._matcher.is_stopped())
+        return not self.is_lost and bool(self._matcher.is_stopped())
 
     def take(self, token_id: int) -> None:
         """Go on with what was chosen."""
-        if not self._is_lost and not self._matcher.consume_token(token_id):
-            # No mask lets this through; a test's hook may, and a turn is not worth a step's end.
-            log.warning("token %d is not in the grammar, which holds no longer", token_id)
-            self._is_lost = True
+        self._matcher.consume_token(token_id)
 
 
 class Grammar:

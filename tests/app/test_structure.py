@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Literal
 
+import jsonschema
 import pytest
+from pydantic import BaseModel
 
 from models.embedded import NAME
 from tests.app.live import client
 from tests.app.test_answers import URL, events
 from tests.app.test_openai_client import strict, sync_client
+from tests.models.schemas import SchemaMaker
 from tests.models.test_tool_templates import TOOLS
 
 if TYPE_CHECKING:
@@ -33,7 +37,8 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEM
 
 def post(server: Live, **fields: Any) -> Any:
     with client(server) as http:
-        return http.post(URL, json={"model": NAME, "messages": ASK, "max_tokens": 64, "temperature": 0, **fields})
+        asked = {"model": NAME, "messages": ASK, "max_tokens": 64, "temperature": 0, **fields}
+        return http.post(URL, json=asked, timeout=280)
 
 
 def said(server: Live, **fields: Any) -> str:
@@ -119,3 +124,45 @@ def test_what_cannot_be_kept_to_is_refused_by_name(fresh: Live, fields: Any, par
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param)
     assert re.search(word, error["message"])
+
+
+class City(BaseModel):
+    """What the SDK makes a strict schema of."""
+
+    name: Literal["Paris", "Rome"]
+    districts: list[Literal[1, 2]]
+    mayor: Mayor | None
+
+
+class Mayor(BaseModel):
+    """A nested object, which the SDK refers to."""
+
+    is_elected: bool
+
+
+def test_the_sdks_own_parse_gets_its_model(fresh: Live) -> None:
+    with sync_client(fresh) as openai:
+        answer = openai.chat.completions.parse(
+            model=NAME, messages=ASK, response_format=City, temperature=1, seed=2, max_tokens=96, stop=None
+        )
+    city = answer.choices[0].message.parsed
+    assert city is not None
+    assert city.name in ("Paris", "Rome")
+
+
+@pytest.mark.golden
+def test_twenty_schemas_at_once_are_all_kept_to(fresh: Live) -> None:
+    schemas = [SchemaMaker(seed).make(depth=1) for seed in range(20)]
+
+    def ask(number: int) -> Any:
+        fields = {"guided_json": schemas[number], "temperature": number % 2, "seed": number, "max_tokens": 512}
+        return post(fresh, **fields).json()["choices"][0]
+
+    with ThreadPoolExecutor(20) as threads:
+        choices = list(threads.map(ask, range(20)))
+    ended = [
+        (choice, schema) for choice, schema in zip(choices, schemas, strict=True) if choice["finish_reason"] == "stop"
+    ]
+    assert len(ended) >= 19
+    for choice, schema in ended:
+        jsonschema.validate(json.loads(choice["message"]["content"]), schema)

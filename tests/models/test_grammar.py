@@ -161,6 +161,14 @@ def test_grammars_are_read_in_both_spellings(grammars: Grammars, pretrained: Pre
         assert walk(matcher, pretrained.backend_tokenizer, 1) in ("ab", "ac")
 
 
+def test_what_leaves_the_grammar_is_lost_and_says_so(grammars: Grammars) -> None:
+    matcher = grammars.compile("start: body\n" + constraint.regex("[0-9]{2}").rules).matcher()
+    for token_id, is_lost in ((int(np.flatnonzero(matcher.allowed(49152))[0]), False), (5, True)):
+        matcher.take(token_id)
+        assert matcher.is_lost is is_lost
+        assert not matcher.is_over
+
+
 def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:
     text = constraint.regex("a{3}")
     assert grammars.compile(f"start: body\n{text.rules}") is grammars.compile(f"start: body\n{text.rules}")
