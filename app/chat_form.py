@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 class Choice:
     """One answer as far as it has come; `one_call` lets its first call of a tool stand alone."""
 
-    def __init__(self, parser: OutputParser, one_call: bool) -> None:
+    def __init__(self, parser: OutputParser, one_call: bool, is_named: bool) -> None:
         self.said = Said()
         self.notes: list[object] = []
         self.finish_reason = ""
         self.reasoning_tokens = 0
         self._parser = parser
         self._one_call = one_call
+        self._is_named = is_named
 
     def add(self, piece: Piece) -> list[Delta]:
         """Take a piece; what it adds."""
@@ -47,7 +48,9 @@ class Choice:
         return deltas
 
     def _reason(self, finish_reason: str) -> str:
-        return "tool_calls" if finish_reason == "stop" and self.said.calls else finish_reason
+        # A call of the one tool that was named is what OpenAI calls a plain stop.
+        is_call = finish_reason == "stop" and self.said.calls and not self._is_named
+        return "tool_calls" if is_call else finish_reason
 
 
 class ChatForm:
@@ -62,11 +65,12 @@ class ChatForm:
         include_usage: bool,
         *,
         one_call: bool = False,
+        is_named: bool = False,
     ) -> None:
         self._head = head
         self._chunks = chunks
         self._names = names
-        self._choices = [Choice(parser, one_call) for parser in parsers]
+        self._choices = [Choice(parser, one_call, is_named) for parser in parsers]
         self._include_usage = include_usage
         self._is_open = False
 

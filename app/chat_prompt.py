@@ -30,7 +30,7 @@ def chat_prompt(gateway: Gateway, request: ChatRequest) -> Render:
         continue_final_message=continues,
         chat_template_kwargs=template_kwargs(gateway, request),
         tools=[tool.as_template() for tool in request.tools or ()],
-        reads_calls=request.tool_choice != "none",
+        reads_calls=request.tool_choice is None or request.tool_choice.mode != "none",
     )
 
 

@@ -28,6 +28,7 @@ from kvstore.clocks import Clocks
 from kvstore.errors import SettingInvalid
 from kvstore.events import TierHealth
 from kvstore.nvme_dir import NvmeDirectory
+from kvstore.reuse import MissReason
 from kvstore.session_journal import CatalogJournal
 from kvstore.tiers.nvme import NvmeStore, stride_bytes
 from kvstore.types import Tier
@@ -58,6 +59,14 @@ class DiskTier:
     rated_bytes_per_day: int
     restored: Restored
     journal: CatalogJournal
+
+    @property
+    def lost(self) -> MissReason | None:
+        """Why sessions of an earlier process may be missing, all of them."""
+        if self.disk.directory.set_aside is not None:
+            return MissReason.STORE_FORMAT
+        loss = self.disk.catalog.loss
+        return None if loss is None else loss.reason
 
     @property
     def found(self) -> list[FoundBlock]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvstore.sessions import SessionBook
     from kvstore.types import Tier
     from models.chat import ChatTemplate
+    from models.grammar import Grammars
     from models.loader import GenerationDefaults
 
 P = ParamSpec("P")
@@ -46,6 +47,7 @@ class Gateway:
     keeper: Keeper
     hints: Hints
     chat: ChatTemplate
+    grammars: Grammars
     metrics: Metrics
     text_threads: Executor
     """Where templates and tokenizers run."""

@@ -246,12 +246,12 @@ class Keeper:
         for scope in {*self.book.tenants(), *scopes}:
             await self.forget_all(scope)
 
-    async def settled(self) -> bool:
+    async def settled(self, seconds: float = SETTLE_SECONDS) -> bool:
         """Wait until the disk has what was told so far; False where it does not answer in time.
 
         A client that was told of a deletion may believe that the session does not come back.
         """
-        return await self._journal.flush(SETTLE_SECONDS)
+        return await self._journal.flush(seconds)
 
     async def forget_all(self, scope: str) -> int:
         """Drop the sessions that are there now, some at a time: a hundred thousand would stop every stream.

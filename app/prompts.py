@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from app.schema import TurnRequest
     from app.sessions import SessionName
     from app.store import Wake
+    from app.structure import Constrain
     from kvstore.session import OpenTurn
     from models.chat import Divergence, Encoded
+    from models.grammar import Grammar
 
 WHY_GONE = {
     Gone.DELETED: MissReason.NEW_SESSION,  # its client wanted it gone, and begins anew
@@ -71,6 +73,7 @@ async def prepare(
     headers: Mapping[str, str],
     prompts: Sequence[Render],
     prompt_field: str = "messages",
+    constrain: Constrain | None = None,
 ) -> Exchange:
     """Turns for each of the prompts, on branches of one session. Whoever gets them must close them.
 
@@ -87,7 +90,7 @@ async def prepare(
     turns: list[Turn] = []
     try:
         for render in prompts:
-            leader = await _turn(gateway, asked, render, choice=len(turns))
+            leader = await _turn(gateway, asked, render, constrain, choice=len(turns))
             asked = replace(asked, name=replace(asked.name, id=leader.session_id, source=leader.standing.id_source))
             turns += _choices(leader, request.choices)
     except BaseException:
@@ -97,12 +100,13 @@ async def prepare(
     return Exchange(turns, prompt_field)
 
 
-async def _turn(gateway: Gateway, asked: Asked, render: Render, choice: int) -> Turn:
+async def _turn(gateway: Gateway, asked: Asked, render: Render, constrain: Constrain | None, choice: int) -> Turn:
     request, scope, name = asked.request, asked.scope, asked.name
     # Before anything that takes time: a sleeping cache is on its way while the prompt is rendered and tokenized.
     wake = wake_on_arrival(gateway, request, scope, name)
     try:
         rendered = await gateway.in_thread(render)
+        grammar = None if constrain is None else await gateway.in_thread(constrain, rendered)
         if name.id is None:
             name = _resolved(gateway, name, scope, rendered, request.prompt_cache_key)
             wake = wake_on_arrival(gateway, request, scope, name)
@@ -113,7 +117,7 @@ async def _turn(gateway: Gateway, asked: Asked, render: Render, choice: int) -> 
         if not encoded.token_ids:
             raise InvalidRequest("The prompt is empty: it must have at least one token.", "prompt", "invalid_value")
         # No await from here on: what begins on the branch is what is handed to the caller.
-        return _begun(gateway, replace(asked, name=name), rendered, encoded, wake, choice)
+        return _begun(gateway, replace(asked, name=name), rendered, encoded, wake, grammar, choice)
     except BaseException:
         if wake is not None:
             wake.cancel()
@@ -147,7 +151,13 @@ def wake_on_arrival(gateway: Gateway, request: TurnRequest, scope: str, name: Se
 
 
 def _begun(
-    gateway: Gateway, asked: Asked, rendered: Rendered, encoded: Encoded, wake: Wake | None, choice: int
+    gateway: Gateway,
+    asked: Asked,
+    rendered: Rendered,
+    encoded: Encoded,
+    wake: Wake | None,
+    grammar: Grammar | None,
+    choice: int,
 ) -> Turn:
     request, name = asked.request, asked.name
     assert name.id is not None
@@ -170,6 +180,7 @@ def _begun(
                 place.terms.priority,
                 wake,
                 rendered,
+                grammar,
                 to_nvme=place.terms.persist is Persist.DISK,
             ),
             rendered,
@@ -247,6 +258,7 @@ def spec_of(
     priority: int = 0,
     wake: Wake | None = None,
     rendered: Rendered | None = None,
+    grammar: Grammar | None = None,
     *,
     to_nvme: bool = False,
 ) -> TurnSpec:
@@ -257,7 +269,7 @@ def spec_of(
         token_ids=token_ids,
         max_new_tokens=limit,
         namespace=chain.namespace(gateway.model_key, scopes.TENANT, request.salt),
-        payload=sampling_of(gateway, request, limit, rendered),
+        payload=sampling_of(gateway, request, limit, rendered, grammar),
         priority=priority,
         cache=_may_cache(request),
         wake=None if wake is None else wake.id,

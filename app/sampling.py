@@ -12,6 +12,7 @@ from models.sampling import SamplingParams
 if TYPE_CHECKING:
     from app.gateway import Gateway
     from app.schema import TurnRequest
+    from models.grammar import Grammar
     from models.rendering import Rendered
 
 LEAST_TOP_P = 1e-6
@@ -22,7 +23,13 @@ NEVER = -1e4
 """A bias that no logit outweighs."""
 
 
-def sampling_of(gateway: Gateway, request: TurnRequest, limit: int, rendered: Rendered | None = None) -> SamplingParams:
+def sampling_of(
+    gateway: Gateway,
+    request: TurnRequest,
+    limit: int,
+    rendered: Rendered | None = None,
+    grammar: Grammar | None = None,
+) -> SamplingParams:
     """The request's parameters over the model's own defaults; without a seed, one nobody can guess.
 
     `rendered` is the prompt, which says what of the answer must be seen, and whether it may call tools.
@@ -51,6 +58,7 @@ def sampling_of(gateway: Gateway, request: TurnRequest, limit: int, rendered: Re
         top_logprobs=request.told_logprobs,
         prompt_logprobs=request.wants_prompt_logprobs,
         visible_ids=frozenset() if rendered is None else gateway.chat.visible_ids(rendered),
+        grammar=grammar,
     )
 
 

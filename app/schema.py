@@ -10,6 +10,7 @@ from app.bodies import Body, Priority, SessionIdText, StopString, Text, list_of,
 from app.extras import AgentHint, Nvext, PromptCacheOptions, SessionExtras, StreamOptions, seconds_of
 from app.fields import CHAT_NOT_BUILT, Values, refuse_not_built
 from app.messages import Message
+from app.structure_bodies import Choices, Pattern, ResponseFormat, Schema, StructuredOutputs, ToolChoice, choice_of
 from app.tool_bodies import MAX_TOOLS, Tool
 from kvstore.terms import Persist, Wishes
 
@@ -164,8 +165,14 @@ class ChatRequest(TurnRequest):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Annotated[ToolChoice | None, BeforeValidator(choice_of)] = None
     parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Pattern | None = None
 
     @model_validator(mode="after")
     def _consistent_chat(self) -> ChatRequest:
@@ -178,10 +185,30 @@ class ChatRequest(TurnRequest):
             raise refusal("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs", "invalid_value")
         if len({tool.function.name for tool in self.tools or ()}) < len(self.tools or ()):
             raise refusal("Two of the 'tools' have the same name.", "tools", "invalid_value")
+        if self.must_call and self.tool_choice is not None:
+            known = {tool.function.name for tool in self.tools or ()}
+            unknown = sorted((self.tool_choice.names or set()) - known)
+            if unknown or not known:
+                message = (
+                    f"'tool_choice' names {unknown[0]!r}, which is none of the 'tools'."
+                    if unknown
+                    else ("'tool_choice' wants a call, and there are no 'tools'.")
+                )
+                raise refusal(message, "tool_choice", "invalid_value")
         if self.continue_final_message and self.add_generation_prompt:
             message = "'continue_final_message' and 'add_generation_prompt' cannot both be true."
             raise refusal(message, "continue_final_message", "invalid_value")
         return self
+
+    @property
+    def must_call(self) -> bool:
+        """The answer must be a call of a tool."""
+        return self.tool_choice is not None and self.tool_choice.mode == "required"
+
+    @property
+    def names_a_tool(self) -> bool:
+        """It must be a call of one tool that is named."""
+        return self.tool_choice is not None and self.tool_choice.is_named
 
     @property
     def output_limit(self) -> int | None:

@@ -41,6 +41,7 @@ from kvstore.workers import Workers, Yielding
 from models import exactness, loader
 from models.chat import ChatTemplate
 from models.engine import Choose, Engine
+from models.grammar import Grammars
 from models.runner import Runner
 from models.sampling import sample
 
@@ -335,8 +336,8 @@ def make_gateway(
     book = SessionBook(max_sessions=settings.max_sessions, max_branches=settings.session_branches)
     metrics.watch_sessions(book)
     keeper = Keeper(book, manager, journal=None if tier is None else tier.journal)
-    if tier is not None and tier.disk.catalog.loss is not None:
-        keeper.lost = tier.disk.catalog.loss.reason
+    if tier is not None:
+        keeper.lost = tier.lost
     return Gateway(
         settings=settings,
         names=ServedNames(model.name, settings.served_model_name),
@@ -350,6 +351,7 @@ def make_gateway(
         disk=None if tier is None else tier.disk,
         hints=Hints(manager),
         chat=ChatTemplate(model.tokenizer),
+        grammars=Grammars(model.tokenizer.backend_tokenizer, model.eos_ids),
         metrics=metrics,
         text_threads=text_threads,
         started_at=int(time.time()),

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dormouse.turns")
 
+COMMIT_SECONDS = 0.25
+"""A disk that takes longer to take a turn's record is not waited for."""
+
 REFUSED = {QueueFull: "queue_full", ContextTooLong: "context_too_long", ShuttingDown: "shutting_down"}
 
 
@@ -198,6 +201,8 @@ class Turn:
             return
         history, blocks = await self._gateway.in_thread(self._history, kept_tokens)
         self._gateway.keeper.record(self._place, history, blocks)
+        # A client that has the last byte may believe that the turn survives a kill; milliseconds, unless the disk hangs.
+        await self._gateway.keeper.settled(COMMIT_SECONDS)
 
     def _history(self, kept_tokens: int) -> tuple[History, Written]:
         """Slow, and touches only what belongs to this turn."""

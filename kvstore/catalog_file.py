@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kvstore.terms import Terms
 
 APPLICATION_ID = 0x446F726D  # "Dorm", in the header of every SQLite file of ours
-FORMAT = 1
+FORMAT = 2
 """Raised whenever an older program would misread the file, or this one an older file."""
 
 BUSY_SECONDS = 2.0

@@ -8,6 +8,7 @@ diverge  where and how a prompt left its branch, in words
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -147,6 +148,16 @@ class ChatTemplate:
             return frozenset()
         found = (self._backend.token_to_id(marker) for marker in self.format.markers(has_tools=rendered.reads_calls))
         return frozenset(token_id for token_id in found if token_id in self._special_ids)
+
+    @property
+    def template_source(self) -> str:
+        """The template's own text."""
+        return self._template.source
+
+    def grammar_marker(self, text: str) -> str:
+        """How a grammar names a marker: a special token by its id, anything else by its text."""
+        token_id = self._backend.token_to_id(text)
+        return f"<[{token_id}]>" if token_id in self._special_ids else json.dumps(text, ensure_ascii=False)
 
     def call_ids(self) -> tuple[int, ...]:
         """Tokens that open a call, where one token does: without them none can be begun."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
 
+    from models.grammar import Matcher
+
 log = logging.getLogger(__name__)
 
 
@@ -56,7 +58,9 @@ class Answer:
         self._notes: list[TokenLogprob] = []  # on output tokens, the first `_notes_given` of which were published
         self._notes_given = 0
         self._prompt_noted = 1  # prompt tokens [1, here) have their notes; nothing says how likely the first was
+        self._matcher = None if self.params.grammar is None else self.params.grammar.matcher()
         self.ended: StopReason | None = None
+        self.error: str | None = None
 
     def place(self, cached_tokens: int, slots: Sequence[int], block_tokens: int) -> None:
         """Continue from `cached_tokens` in a new block table."""
@@ -89,21 +93,36 @@ class Answer:
         return Chunk(self.tokens[self.num_computed : stop], self.num_computed, self.slots, wants_logits, wants_all)
 
     def sampling_row(self) -> SamplingRow:
-        return SamplingRow(self.params, len(self.tokens), self.num_output, self.tokens, self._ending_ids)
+        return SamplingRow(self.params, len(self.tokens), self.num_output, self.tokens, self._ending_ids, self._matcher)
 
     def append(self, token_id: int) -> str:
         """Take the sampled token; return the text it makes visible and note whether the answer has ended."""
         self.tokens.append(token_id)
+        if self._matcher is not None and self._follows(self._matcher, token_id):
+            return ""
         if token_id in self._ending_ids:
             self.ended = StopReason.STOP
             return self.detokenizer.flush()
         text = self.detokenizer.step(token_id)
         if self.detokenizer.stopped:
             self.ended = StopReason.STOP
+        elif self._matcher is not None and self._matcher.is_over and self.params.ignore_eos:
+            self.ended = StopReason.STOP  # the end that is ignored is all that could come
+            text += self.detokenizer.flush()
         elif not self.samples:
             self.ended = StopReason.LENGTH
             text += self.detokenizer.flush()
         return text
+
+    def _follows(self, matcher: Matcher, token_id: int) -> bool:
+        """Go on in the grammar; True where it cannot be kept to, which fails the turn."""
+        if not matcher.is_lost and token_id not in self._ending_ids:
+            matcher.take(token_id)
+        if not matcher.is_lost:
+            return False
+        self.ended = StopReason.FAILED
+        self.error = "the answer could not be held to its grammar"
+        return True
 
     def note(self, note: TokenLogprob) -> None:
         """Keep what is to be told of the token appended last."""
@@ -358,7 +377,7 @@ class Engine:
             elif answer.num_pending == 0:
                 answer.ended = StopReason.LENGTH  # nothing was to be generated: the prompt is stored
             if answer.ended is not None:
-                progress.stopped, progress.kept_tokens = answer.ended, answer.num_kept
+                progress.stopped, progress.kept_tokens, progress.error = answer.ended, answer.num_kept, answer.error
             report.progress.append(progress)
 
     def _sampled(self, answers: list[Answer], logits: Tensor) -> dict[TurnId, int]:

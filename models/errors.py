@@ -4,7 +4,8 @@ ModelError
 ├── ModelUnavailable    stops start-up: the files could not be had; says what to do
 ├── UnsupportedModel    stops start-up: this architecture would give wrong answers here
 ├── TemplateMissing     stops start-up: the tokenizer has no chat template
-└── TemplateFailed      400: the chat template refused these messages
+├── TemplateFailed      400: the chat template refused these messages
+└── GrammarRefused      400: a schema, pattern or grammar that answers cannot be held to
 """
 
 from __future__ import annotations
@@ -37,3 +38,7 @@ class TemplateMissing(ModelError):
 
 class TemplateFailed(ModelError):
     """The chat template refused the messages, or what was passed to it; the message is its own."""
+
+
+class GrammarRefused(ModelError):
+    """Answers cannot be held to this schema, pattern or grammar; the message says to what of it."""

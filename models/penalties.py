@@ -32,8 +32,7 @@ def penalised(scores: Tensor, rows: Sequence[SamplingRow], *, is_copy: bool) -> 
     for index, row in changed:
         if row.params.presence_penalty or row.params.frequency_penalty:
             _occurrence(scores[index], row)
-        if _is_early(row):
-            _forbid(scores[index], row.ending_ids)
+        _mask(scores[index], row)
     return scores
 
 
@@ -44,6 +43,7 @@ def _changes(row: SamplingRow) -> bool:
         or params.repetition_penalty != 1.0
         or params.presence_penalty
         or params.frequency_penalty
+        or row.matcher is not None
         or _is_early(row)
     )
 
@@ -79,6 +79,23 @@ def _occurrence(scores: Tensor, row: SamplingRow) -> None:
     ids = counts.nonzero()[:, 0]
     change = row.params.presence_penalty + row.params.frequency_penalty * counts[ids].float()
     scores[ids.to(scores.device)] -= change.to(scores.device)
+
+
+def _mask(scores: Tensor, row: SamplingRow) -> None:
+    """Endings that come too early, and what the grammar does not let through.
+
+    Where it lets through endings alone it wins: an answer that is over has nothing else to say.
+    """
+    if row.matcher is None:
+        if _is_early(row):
+            _forbid(scores, row.ending_ids)
+        return
+    allowed = row.matcher.allowed(len(scores))
+    if _is_early(row):
+        later = allowed.copy()
+        later[[token_id for token_id in row.ending_ids if token_id < len(later)]] = False
+        allowed = later if later.any() else allowed
+    scores[~torch.from_numpy(allowed).to(scores.device)] = float("-inf")
 
 
 def _forbid(scores: Tensor, ids: frozenset[int]) -> None:

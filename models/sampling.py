@@ -19,11 +19,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from models.penalties import penalised
+
+if TYPE_CHECKING:
+    from models.grammar import Grammar, Matcher
 
 CANDIDATES = 1024
 """Candidates looked at before a row falls back to sorting its whole vocabulary."""
@@ -44,6 +48,7 @@ class SamplingParams:
     logits of some ids; those outside the vocabulary are passed over. `top_logprobs` asks for a
     TokenLogprob for every output token, with so many alternatives (None: for none), and
     `prompt_logprobs` for the prompt's tokens, too. Special tokens are no text, but for `visible_ids`.
+    Nothing can be drawn that `grammar` does not let through, whatever else is asked.
     No end-of-sequence or stop id can be drawn, and no stop string matches, within the
     first `min_tokens` tokens. With `ignore_eos` the model's own end-of-sequence tokens do not
     end the turn; `stop_token_ids` and `stop` still do.
@@ -69,6 +74,7 @@ class SamplingParams:
     top_logprobs: int | None = None
     prompt_logprobs: bool = False
     visible_ids: frozenset[int] = frozenset()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         for name, fine, rule in (
@@ -104,7 +110,8 @@ class SamplingRow:
 
     `position` is the number of tokens (prompt and output) before the one drawn now: the
     counter of its random number. `token_ids` are those tokens; only penalties read
-    them. `ending_ids` would end the turn: they are masked until `min_tokens` are out.
+    them. `ending_ids` would end the turn: they are masked until `min_tokens` are out. `matcher`
+    knows what the grammar lets through.
     """
 
     params: SamplingParams
@@ -112,6 +119,7 @@ class SamplingRow:
     num_output_tokens: int
     token_ids: array[int] = field(default_factory=lambda: array("I"))
     ending_ids: frozenset[int] = frozenset()
+    matcher: Matcher | None = None
 
 
 def uniform(seed: int, position: int) -> float:

@@ -21,10 +21,11 @@ from kvstore.reuse import MissReason
 from kvstore.sessions import SessionBook
 from models import embedded
 from models.chat import ChatTemplate
+from models.grammar import Grammars
 from models.loader import GenerationDefaults
 from tests.app.live import Live, live
 from tests.app.recording import RecordingStore
-from tests.app.scripted import ScriptedEngine
+from tests.app.scripted import EOS_ID, ScriptedEngine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -180,6 +181,7 @@ def scripted_gateway(
         keeper=keeper,
         hints=Hints(store),
         chat=ChatTemplate(tokenizer),
+        grammars=Grammars(tokenizer.backend_tokenizer, frozenset({EOS_ID})),
         metrics=metrics,
         text_threads=threads,
         started_at=int(time.time()),

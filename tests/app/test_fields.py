@@ -12,6 +12,7 @@ from openai.types.completion_create_params import CompletionCreateParamsNonStrea
 from app.completion_request import CompletionRequest
 from app.fields import CHAT_NOT_BUILT, COMPLETION_NOT_BUILT, verdicts
 from app.schema import ChatRequest
+from models.json_schema import ANNOTATIONS, FORMATS, SUPPORTED
 
 API = Path(__file__).parents[2] / "docs" / "api.md"
 
@@ -41,3 +42,12 @@ def test_every_field_of_a_completion_is_in_its_table_as_it_is_in_the_code() -> N
     told = table("Fields of a completion")
     assert told == verdicts(CompletionRequest.model_fields, COMPLETION_NOT_BUILT)
     assert CompletionCreateParamsNonStreaming.__optional_keys__ - set(told) == set()
+
+
+@pytest.mark.parametrize(
+    ("label", "listed"),
+    [("Keywords of JSON Schema", SUPPORTED), ("Accepted, and nothing asked", ANNOTATIONS), ("Formats", FORMATS)],
+)
+def test_the_lists_of_what_schemas_may_hold_are_the_codes_own(label: str, listed: tuple[str, ...]) -> None:
+    paragraph = API.read_text().split(f"{label}: ", 1)[1].split("\n\n", 1)[0]
+    assert re.findall(r"`([^`]+)`", paragraph) == list(listed)

@@ -509,7 +509,8 @@ def test_idle_branches_are_put_to_sleep(serve: Serve) -> None:
         say(http, "s")
         say(http, "s", "Something else: " + LONG)
         told = http.post(f"{SESSIONS}/s/sleep", params={"tier": "dram"}).json()
-        error = refused(http.post(f"{SESSIONS}/s/sleep", params={"tier": "nvme"}), 400, "invalid_value")
+        deeper = http.post(f"{SESSIONS}/s/sleep", params={"tier": "nvme"}).json()
+        error = refused(http.post(f"{SESSIONS}/s/sleep", params={"tier": "tape"}), 400, "invalid_value")
         say(http, "short", "hi", max_tokens=1, cache_prompt=True)
     assert len(server.store.slept) == 2
     assert told == {
@@ -520,6 +521,7 @@ def test_idle_branches_are_put_to_sleep(serve: Serve) -> None:
         "tier": "dram",
         "tokens": sum(len(keys) for keys in server.store.slept) * BLOCK_TOKENS,
     }
+    assert (deeper["status"], deeper["reason"]) == ("declined", "no_such_tier")
     assert error["param"] == "tier"
 
 

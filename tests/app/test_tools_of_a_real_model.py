@@ -63,3 +63,16 @@ def test_calls_in_a_row_compute_only_what_is_new(server: Live) -> None:
             said["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments, sort_keys=True)
             messages += [said, {"role": "tool", "tool_call_id": call.id, "content": f"Rain {turn}."}]
     server.check_idle()
+
+
+def test_an_answer_that_leaves_its_grammar_fails_and_is_not_told_as_valid(server: Live) -> None:
+    FORCED.scripts[99] = server.gateway.chat.plain_ids("no number")
+    with sync_client(server) as client, pytest.raises(openai.InternalServerError) as failed:
+        client.chat.completions.create(
+            model=NAME,
+            messages=[{"role": "user", "content": "A number."}],
+            seed=99,
+            extra_body={"guided_regex": "[0-9]+"},
+        )
+    assert failed.value.code == "turn_failed"
+    server.check_idle()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.penalties import penalised
 from models.sampling import CANDIDATES, SamplingParams, SamplingRow, sample, uniform
 
 VOCABULARY = 2500
@@ -175,3 +176,17 @@ def test_an_empty_batch_draws_nothing() -> None:
 def test_a_value_out_of_range_names_its_field(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{field} must"):
         SamplingParams(**{field: value})
+
+
+def test_presence_and_frequency_penalties_look_at_the_output_alone() -> None:
+    params = SamplingParams(
+        temperature=0, presence_penalty=0.5, frequency_penalty=0.25, logit_bias=((7, 3.0), (99, 1.0))
+    )
+    logits = torch.zeros(1, 10)
+    logits[0, 1], logits[0, 2], logits[0, 3] = 1.2, 1.0, 0.8
+    prompt, output = [3, 3, 3], [1, 1, 2]
+    row = SamplingRow(params, 6, len(output), array("I", prompt + output))
+    changed = penalised(logits, [row], is_copy=False)
+    assert changed[0].tolist() == pytest.approx([0, 0.2, 0.25, 0.8, 0, 0, 0, 3, 0, 0])
+    assert logits[0, 1] == pytest.approx(1.2)
+    assert sample(logits, [row]) == [7]
