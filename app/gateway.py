@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from app.store import SleepingStore
     from kvstore.manager import TierManager
     from kvstore.sessions import SessionBook
-    from kvstore.types import Tier
     from models.chat import ChatTemplate
     from models.grammar import Grammars
     from models.loader import GenerationDefaults
@@ -56,10 +55,6 @@ class Gateway:
     is_draining: bool = False
     disk: Disk | None = None
     """What outlives the process; None where nothing does."""
-
-    def has_tier(self, tier: Tier) -> bool:
-        """Has the store any slot there?"""
-        return any(counts.tier is tier and counts.capacity for counts in self.manager.snapshot().tiers)
 
     @property
     def book(self) -> SessionBook:

@@ -201,7 +201,7 @@ class Turn:
             return
         history, blocks = await self._gateway.in_thread(self._history, kept_tokens)
         self._gateway.keeper.record(self._place, history, blocks)
-        # A client that has the last byte may believe that the turn survives a kill; milliseconds, unless the disk hangs.
+        # Whoever has the last byte may believe that the turn survives a kill: milliseconds, unless the disk hangs.
         await self._gateway.keeper.settled(COMMIT_SECONDS)
 
     def _history(self, kept_tokens: int) -> tuple[History, Written]:

@@ -155,7 +155,7 @@ async def sleep(session_id: str, caller: AnyCaller, tier: Literal["dram", "nvme"
     """Let a session's idle branches leave what is above `tier` now; answers when their copies there are made."""
     session, target = caller.session(decoded(session_id)), Tier[tier.upper()]
     idle = [branch for branch in session.branches.values() if branch.keys and not branch.is_busy]
-    if caller.gateway.has_tier(target):
+    if target is Tier.DRAM or caller.gateway.disk is not None:
         tokens = sum([await caller.gateway.store.sleep(branch.block_keys, target) for branch in idle])
         reason = None if tokens else "busy" if session.is_busy else "not_moved" if idle else "not_stored"
     else:
