@@ -13,16 +13,19 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from app import startup
+from app import disk_tier, probe, sizes, startup
 from app.capacity import Room, Wanted, wanted
 from app.sizes import MIB, SHOWN_SESSION_TOKENS, Memory, host_memory
 from app.units import format_bytes
+from kvstore.cost import RECOMPUTE_MARGIN
 from kvstore.tiers.base import Run
 from kvstore.tiers.hbm import hbm_store
 from kvstore.transfers import RUN_BLOCKS
 from models.packing import PackedLinear
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
     from app.settings import Settings
@@ -73,6 +76,16 @@ class Copying:
 
 
 @dataclass(frozen=True, slots=True)
+class Waking:
+    """What it takes to have 1,024 tokens back; 0 is not known. `gate` says what a turn would do."""
+
+    from_dram_seconds: float
+    from_nvme_seconds: float
+    recompute_seconds: float
+    gate: str
+
+
+@dataclass(frozen=True, slots=True)
 class Budget:
     tier: str
     bytes: int
@@ -89,6 +102,7 @@ class Findings:
     model: Model
     exactness: Exactness
     copies: tuple[Copying, ...]
+    waking: Waking
     budgets: tuple[Budget, ...]
     ring_bytes: int
     advice: tuple[str, ...]
@@ -102,13 +116,13 @@ def examine(settings: Settings, sessions: int | None, tokens: int) -> Findings:
         SettingInvalid, ModelError: `serve` would not start, either.
     """
     machinery = startup.load(settings)
-    sizes, model = machinery.sizes, machinery.model
+    budgets, model = machinery.sizes, machinery.model
     on_cpu = model.device.type == "cpu"
     device = Device(_device_name(model.device), str(model.device), startup.memory_of(model.device), host_memory())
     copies = measure_copies(machinery)
     asked = None
     if sessions is not None:
-        asked = wanted(sessions, tokens, sizes, _room(machinery, device, on_cpu=on_cpu))
+        asked = wanted(sessions, tokens, budgets, _room(machinery, device, on_cpu=on_cpu))
     return Findings(
         device=device,
         model=Model(
@@ -118,21 +132,56 @@ def examine(settings: Settings, sessions: int | None, tokens: int) -> Findings:
             token_bytes=model.layout.token_bytes,
             block_tokens=model.layout.block_tokens,
             slot_bytes=model.layout.slot_bytes,
-            max_context=sizes.max_context,
+            max_context=budgets.max_context,
         ),
         exactness=Exactness("exact" if machinery.runner.exact else "fast", machinery.attention),
         copies=copies,
+        waking=_waking(settings, machinery),
         budgets=tuple(
-            Budget(tier, slots * sizes.slot_bytes, slots, held, held / SHOWN_SESSION_TOKENS)
+            Budget(tier, slots * budgets.slot_bytes, slots, held, held / SHOWN_SESSION_TOKENS)
             for tier, slots, held in (
-                ("hbm", sizes.hbm_slots, sizes.hbm_tokens),
-                ("dram", sizes.dram_slots, sizes.dram_tokens),
+                ("hbm", budgets.hbm_slots, budgets.hbm_tokens),
+                ("dram", budgets.dram_slots, budgets.dram_tokens),
+                *_disk(settings, machinery),
             )
         ),
-        ring_bytes=sizes.ring_bytes,
+        ring_bytes=budgets.ring_bytes,
         advice=_advice(machinery, copies, on_cpu=on_cpu),
         wanted=asked,
     )
+
+
+def _nearest(folder: Path) -> Path:
+    """`folder`, or what is there of its path: the same file system."""
+    return next(path for path in (folder, *folder.parents) if path.is_dir())
+
+
+def _disk(settings: Settings, machinery: Machinery) -> Iterator[tuple[str, int, int]]:
+    if settings.nvme_bytes == 0:
+        return
+    held = sum(path.stat().st_size for path in settings.nvme_dir.glob("*/slabs/*.kv"))
+    disk = disk_tier.disk_of(_nearest(settings.nvme_dir), held)
+    slots = sizes.nvme_slots(settings, machinery.sizes.slot_bytes, disk)
+    yield "nvme", slots, slots * machinery.sizes.block_tokens
+
+
+def _waking(settings: Settings, machinery: Machinery) -> Waking:
+    """Of 1K tokens, measured now; NVMe with one thread, where serving uses several."""
+    disk = _nearest(settings.nvme_dir) if settings.nvme_bytes else None
+    pace = probe.measure(machinery.runner, machinery.slab, disk)
+    blocks = 1024 / machinery.sizes.block_tokens
+    dram, nvme = pace.dram_blocks_per_second, pace.nvme_blocks_per_second
+    up = blocks / dram if dram else 0.0
+    from_nvme = blocks / nvme + up if nvme else 0.0
+    recompute = 1024 / pace.prefill_tokens_per_second
+    slower = from_nvme or up
+    if settings.cost_gate == "off":
+        gate = "off: everything that sleeps is woken"
+    elif slower > RECOMPUTE_MARGIN * recompute:
+        gate = "would compute again what lies deepest"
+    else:
+        gate = f"wakes: {recompute / slower:.0f} times quicker than computing again" if slower else "nothing sleeps"
+    return Waking(up, from_nvme, recompute, gate)
 
 
 def _device_name(device: torch.device) -> str:
@@ -249,6 +298,13 @@ def _rows(findings: Findings) -> Iterator[tuple[str, str]]:
             f"{copying.source.upper()} to {copying.target.upper()}",
             f"{copying.bytes_per_second / 1e9:.1f} GB/s, {copying.session_seconds * 1000:.0f} ms for 4K tokens",
         )
+    for name, seconds in (
+        ("1K from DRAM", findings.waking.from_dram_seconds),
+        ("1K from NVMe", findings.waking.from_nvme_seconds),
+        ("1K computed", findings.waking.recompute_seconds),
+    ):
+        yield name, f"{seconds * 1000:.0f} ms" if seconds else "-"
+    yield "cost gate", findings.waking.gate
     for budget in findings.budgets:
         yield (
             budget.tier.upper(),

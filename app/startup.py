@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from app import disk_tier, sizes
+from app import disk_tier, probe, sizes
 from app.gateway import Gateway
 from app.hints import Hints
 from app.keeper import Keeper
 from app.metrics import Metrics
 from app.names import ServedNames
+from app.probe import NOT_MEASURED, Pace
 from kvstore.errors import SettingInvalid
 from kvstore.events import WritePolicy
 from kvstore.manager import TierManager
@@ -47,6 +48,7 @@ from models.sampling import sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from app.disk_tier import DiskTier
     from app.settings import Settings
@@ -78,6 +80,7 @@ class Machinery:
     slab: DramSlab
     sizes: Sizes
     attention: str  # which path was chosen, and why
+    pace: Pace = NOT_MEASURED
 
 
 @asynccontextmanager
@@ -189,7 +192,13 @@ def load(settings: Settings) -> Machinery:
     runner = Runner(model.model, model.layout, budgets.hbm_slots, exact=is_exact)
     slab = make_slab(budgets.dram_slots, model.layout.slot_bytes, device, sizes.RING_SLOTS)
     slab.open()
-    return Machinery(model, runner, slab, budgets, why)
+    pace = probe.measure(runner, slab, _probed_folder(settings)) if settings.cost_gate == "auto" else NOT_MEASURED
+    return Machinery(model, runner, slab, budgets, why, pace)
+
+
+def _probed_folder(settings: Settings) -> Path | None:
+    """Where the disk tier is; None without one, or before it was first used."""
+    return settings.nvme_dir if settings.nvme_bytes and settings.nvme_dir.is_dir() else None
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -295,6 +304,9 @@ def make_manager(
         nvme_min_tokens=settings.nvme_min_tokens,
         idle_to_nvme_seconds=settings.idle_to_nvme_seconds,
         cost_gate=settings.cost_gate,
+        prefill_tokens_per_second=machinery.pace.prefill_tokens_per_second,
+        dram_blocks_per_second=machinery.pace.dram_blocks_per_second,
+        nvme_blocks_per_second=machinery.pace.nvme_blocks_per_second,
         max_transfers=settings.max_transfers,
         max_hints=settings.max_hints,
         look_ahead_turns=settings.look_ahead_turns,

@@ -25,8 +25,16 @@ SLOT = 737_280
 
 
 @pytest.fixture(scope="module")
-def findings(cache_dir: Path) -> Findings:
-    settings = Settings(device="cpu", attention="fast", hbm_bytes=64 * MIB, dram_bytes=128 * MIB, cache_dir=cache_dir)
+def findings(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    settings = Settings(
+        device="cpu",
+        attention="fast",
+        hbm_bytes=64 * MIB,
+        dram_bytes=128 * MIB,
+        nvme_bytes=256 * MIB,
+        nvme_dir=tmp_path_factory.mktemp("nvme") / "made by serve",
+        cache_dir=cache_dir,
+    )
     return doctor.examine(settings, sessions=20, tokens=2048)
 
 
@@ -49,7 +57,8 @@ def test_what_the_weights_take_is_what_was_reckoned_with_before_loading_them(
 
 
 def test_it_tells_what_the_budgets_hold(findings: Findings) -> None:
-    hbm, dram = findings.budgets
+    hbm, dram, nvme = findings.budgets
+    assert (nvme.tier, nvme.blocks) == ("nvme", 256 * MIB // (SLOT + 4096))
     assert (hbm.tier, hbm.blocks, hbm.bytes, hbm.tokens) == ("hbm", 91, 91 * SLOT, 91 * 32)
     assert (dram.tier, dram.blocks, dram.tokens, dram.sessions_4k) == ("dram", 182, 182 * 32, 182 / 128)
     assert findings.ring_bytes == 16 * SLOT
@@ -62,9 +71,26 @@ def test_it_measures_both_directions(findings: Findings) -> None:
         assert copying.session_seconds == pytest.approx(128 * SLOT / copying.bytes_per_second)
 
 
+def test_it_measures_waking_against_computing_again(findings: Findings) -> None:
+    waking = findings.waking
+    assert 0 < waking.from_dram_seconds < waking.from_nvme_seconds
+    assert waking.recompute_seconds > 0
+    assert waking.gate
+
+
 def test_json_has_every_finding_under_its_name(findings: Findings) -> None:
     told: dict[str, Any] = json.loads(json.dumps(doctor.as_json(findings)))
-    assert set(told) == {"device", "model", "exactness", "copies", "budgets", "ring_bytes", "advice", "wanted"}
+    assert set(told) == {
+        "device",
+        "model",
+        "exactness",
+        "copies",
+        "waking",
+        "budgets",
+        "ring_bytes",
+        "advice",
+        "wanted",
+    }
     assert told["budgets"][0]["sessions_4k"] == 91 / 128
     assert told["wanted"]["flags"] == "--hbm-bytes 64MiB --dram-bytes 900MiB"
     assert told["wanted"]["problem"] == ""
