@@ -122,7 +122,7 @@ def examine(settings: Settings, sessions: int | None, tokens: int) -> Findings:
     copies = measure_copies(machinery)
     asked = None
     if sessions is not None:
-        asked = wanted(sessions, tokens, budgets, _room(machinery, device, on_cpu=on_cpu))
+        asked = wanted(sessions, tokens, budgets, _room(settings, machinery, device, on_cpu=on_cpu))
     return Findings(
         device=device,
         model=Model(
@@ -196,12 +196,14 @@ def _weights_bytes(model: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *packed))
 
 
-def _room(machinery: Machinery, device: Device, *, on_cpu: bool) -> Room:
+def _room(settings: Settings, machinery: Machinery, device: Device, *, on_cpu: bool) -> Room:
     """What budgets could take once the caches that were just made for the examination are gone."""
     # A fresh arena on a CPU is zero pages that nothing has touched: it takes nothing yet.
     made = 0 if on_cpu else machinery.sizes.hbm_bytes
     memory = Memory(device.memory.limit_bytes, device.memory.available_bytes + made)
-    return Room(memory, device.host, on_cpu, machinery.model.max_positions)
+    disk = disk_tier.disk_of(_nearest(settings.nvme_dir), 0)
+    spare = max(0, disk.free_bytes - int(disk.total_bytes * settings.nvme_free_share))
+    return Room(memory, device.host, on_cpu, machinery.model.max_positions, spare)
 
 
 def _advice(machinery: Machinery, copies: tuple[Copying, ...], *, on_cpu: bool) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import pytest
 
 from app.capacity import Room, wanted
 from app.settings import Settings
-from app.sizes import Memory, Sizes, plan
+from app.sizes import Disk, Memory, Sizes, nvme_slots, plan
 from app.units import parse_bytes
 from kvstore.types import KVLayout, LayerKV
 
@@ -40,9 +40,21 @@ def test_hbm_grows_only_where_one_such_turn_would_not_fit() -> None:
 def test_more_than_the_machine_has_says_how_many_would_fit() -> None:
     got = wanted(10_000, 4096, NOW, CPU)
     fitting = (60 * GIB - 512 * SLOT - 16 * SLOT) // (128 * SLOT)
-    assert got.problem.endswith(f"60 GiB are free: {fitting} sessions fit")
+    assert "60 GiB are free" in got.problem
+    assert got.problem.endswith(f": {fitting} sessions fit")
     assert wanted(fitting, 4096, NOW, CPU).problem == ""
     assert wanted(fitting + 1, 4096, NOW, CPU).problem != ""
+
+
+def test_where_memory_is_too_small_the_disk_holds_every_session() -> None:
+    room = Room(LARGE, LARGE, on_cpu=True, model_context=8192, disk_bytes=1000 * GIB)
+    got = wanted(1000, 8192, NOW, room)
+    assert got.problem == ""
+    words = got.flags.split()
+    assert words[::2] == ["--hbm-bytes", "--dram-bytes", "--nvme-bytes"]
+    settings = Settings(nvme_bytes=parse_bytes(words[5]))
+    assert nvme_slots(settings, SLOT, Disk(2000 * GIB, 1000 * GIB)) >= 1000 * 256
+    assert parse_bytes(words[3]) <= NOW.dram_bytes, "DRAM is left as it is"
 
 
 def test_longer_than_the_models_context_is_said_first() -> None:
