@@ -21,7 +21,9 @@ class Address:
 
 def tell(root: Path, url: str, key: str) -> None:
     """This process answers at `url`, and whoever may read this directory may use its /admin with `key`.
-    A disk that does not take it is no reason not to serve."""
+
+    A disk that does not take it is no reason not to serve.
+    """
     fresh = root / f"{NAME}.new"
     with contextlib.suppress(OSError):
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

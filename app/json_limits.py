@@ -5,7 +5,7 @@
     half a surrogate   "\\ud800" is legal JSON and no Unicode: neither a tokenizer nor UTF-8 can take it
     NUL                "\\u0000" ends a string in C, and so in libraries that texts and ids are handed to
 
-The bytes are searched first, which finds nothing in almost every body; only then is one parsed to see where.
+The bytes are searched first. What has few brackets and none of these signs, as most bodies, is not even parsed here.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from starlette.datastructures import Headers
 from app.errors import ErrorReply
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_DEPTH = 64
 """Lists and objects in each other. A tool's schema goes to some ten; OpenAI allows those ten, too."""
 
-SUSPECT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])|NaN|Infinity")
+SIGNS = (b"\\u0000", b"\\ud", b"\\uD", b"NaN", b"Infinity")
 TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 """A string, whose end may be missing: looked for again from each of its quotes, it would cost the square."""
 
@@ -74,45 +74,72 @@ async def _read(receive: Receive) -> list[Message]:
 
 def refusal(body: bytes) -> ErrorReply | None:
     """What is wrong with a body, if it is one of these things; whether it is JSON at all is not said here."""
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
-        is_deep, param = _too_deep(body)
-        if is_deep:
-            where = f"'{param}'" if param else "request body"
-            message = f"Invalid {where}: it is nested deeper than {MAX_DEPTH} lists and objects."
-            return ErrorReply(400, message, code="invalid_value", param=param)
-    if SUSPECT.search(body) is None:
+    may_be_deep = body.count(b"[") + body.count(b"{") > MAX_DEPTH
+    is_suspect = any(sign in body for sign in SIGNS)
+    if not (may_be_deep or is_suspect):
         return None
     try:
         parsed = json.loads(body)
-    except (ValueError, RecursionError):
+    except RecursionError:
+        return _deep(_name_of_depth(body))
+    except ValueError:
         return None  # routes say that better
-    for path, problem in _problems(parsed, ""):
+    if may_be_deep:
+        is_deep, name = _too_deep(parsed)
+        if is_deep:
+            return _deep(name)
+    for path, problem in _problems(parsed, "") if is_suspect else ():
         where = f"'{path}'" if path else "request body"
         return ErrorReply(400, f"Invalid {where}: {problem}.", code="invalid_value", param=path or None)
     return None
 
 
-def _too_deep(body: bytes) -> tuple[bool, str | None]:
-    """Whether it nests too deep, and under which name of the outermost object."""
+def _deep(param: str | None) -> ErrorReply:
+    where = f"'{param}'" if param else "request body"
+    message = f"Invalid {where}: it is nested deeper than {MAX_DEPTH} lists and objects."
+    return ErrorReply(400, message, code="invalid_value", param=param)
+
+
+def _too_deep(parsed: object) -> tuple[bool, str | None]:
+    """Whether it nests too deep, and under which name of the outermost object. A level at a time, on no stack."""
+    names: list[str | None] = [name for name, _ in parsed.items()] if isinstance(parsed, dict) else [None]
+    for name in names:
+        level = [parsed[name] if isinstance(parsed, dict) else parsed]
+        for _ in range(MAX_DEPTH - isinstance(parsed, dict)):
+            level = [inner for value in level for inner in _inside(value)]
+            if not level:
+                break
+        if any(isinstance(value, list | dict) for value in level):
+            return True, name
+    return False, None
+
+
+def _inside(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _name_of_depth(body: bytes) -> str | None:
+    """Under which name of the outermost object a body nests too deep that no parser takes."""
     depth, name = 0, slice(0, 0)
     for match in TOKENS.finditer(body):
         first = body[match.start()]
         if first in b"[{":
             depth += 1
             if depth > MAX_DEPTH:
-                return True, _text(body[name])
+                break
         elif first in b"]}":
             depth -= 1
         elif depth == 1:
             name = slice(*match.span())
-    return False, None
+    return _text(body[name])
 
 
 def _text(string: bytes) -> str | None:
     try:
-        return str(json.loads(string))
+        text = json.loads(string)
     except ValueError:
         return None
+    return text if isinstance(text, str) and _problem_of(text) is None else None
 
 
 def _problems(value: object, path: str) -> Iterator[tuple[str, str]]:

@@ -37,7 +37,7 @@ def deep(levels: int, inside: str = "") -> str:
         ('{"n": 1, "x\\"{[": "]]", "messages": ' + deep(100_000) + "}", "messages", "deeper"),
         ("[" * 100_000, None, "deeper"),
         ('{"a":' * 100_000, "a", "deeper"),
-        ('{"\ud800": ' + deep(100), None, "deeper"),
+        ('{"\\ud800": ' + deep(100_000) + "}", None, "deeper"),
     ],
 )
 def test_what_nothing_could_take_is_refused_with_its_place(body: str, param: str | None, says: str) -> None:
