@@ -35,6 +35,7 @@ EXPOSE 8000
 # The first start fetches and converts a model; a large one takes minutes to load.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]
-# Inside a container every address is the container's own: who may connect is decided by how the port is published.
+# Inside a container every address is the container's own: who may connect is decided by how the port is published. The
+# server cannot know that, so without keys it starts only where somebody says --allow-no-auth (docker-compose.yml does).
 ENTRYPOINT ["dormouse"]
 CMD ["serve", "--host", "0.0.0.0", "--port", "8000"]

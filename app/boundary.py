@@ -6,6 +6,7 @@ Plain ASGI, so that a response's `receive` still sees the client leave (BaseHTTP
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,12 @@ MAX_BODY_BYTES = 32 * 1024**2
 """Far above the text of any context that fits; a conversation of a million tokens is some 5 MB."""
 
 
+GIVEN_ID = re.compile(r"[!-~]{1,128}")
+"""What a client or a proxy may call its request: it is echoed in a header and stands in log lines."""
+
+
 class RequestIds:
-    """Every response, errors included, carries an `x-request-id` of ours; SDKs print it."""
+    """Every response, errors included, carries an `x-request-id`: the request's own, or one of ours. SDKs print it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -35,7 +40,8 @@ class RequestIds:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = f"req_{secrets.token_hex(12)}"
+        given = Headers(scope=scope).get(REQUEST_ID, "")
+        request_id = given if GIVEN_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:

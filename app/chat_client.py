@@ -89,10 +89,10 @@ class ChatClient:
             raise ChatFailed(f"{self._http.base_url} does not answer as Dormouse would: {exc}") from exc
 
 
-def chat(url: str, session: str | None, model: str | None) -> int:
+def chat(url: str, session: str | None, model: str | None, key: str | None = None) -> int:
     """Chat on stdin and stdout until the end of input; the exit status is 1 where a turn failed and nobody watched."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with _connect(url) as http:
+    with _connect(url, key) as http:
         try:
             client = ChatClient(http, model, session)
         except ChatFailed as exc:
@@ -105,11 +105,13 @@ def chat(url: str, session: str | None, model: str | None) -> int:
         return talk(client, map(str.strip, sys.stdin), console)
 
 
-def _connect(url: str) -> httpx.Client:
+def _connect(url: str, key: str | None) -> httpx.Client:
     local = urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
     # A long queue or wake is silent for up to sse_keepalive_seconds, a prefill without streaming for minutes. A proxy
     # named in the environment cannot reach this machine's loopback.
-    return httpx.Client(base_url=url.rstrip("/"), timeout=httpx.Timeout(600, connect=10), trust_env=not local)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    timeout = httpx.Timeout(600, connect=10)
+    return httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout, trust_env=not local)
 
 
 def _typed_lines() -> Iterator[str]:

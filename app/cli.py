@@ -1,4 +1,4 @@
-"""The command line: serve, chat, config, doctor, store, model.
+"""The command line: serve, chat, config, doctor, store, model, key.
 
 torch and transformers take seconds to import; no command does so before its flags have been checked, and `--help`
 never does.
@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from app.configuration import Configuration, SettingsRefused, load
+from app.configuration import Configuration, SettingsRefused, client_key, load
 from app.disk_cli import store
 from app.flags import with_settings
 from app.units import parse_tokens
@@ -32,6 +32,8 @@ cli = typer.Typer(
 model = typer.Typer(no_args_is_help=True, help="The embedded model: fetch it, or say where it is.")
 cli.add_typer(store, name="store")
 cli.add_typer(model, name="model")
+key = typer.Typer(no_args_is_help=True, help="API keys.")
+cli.add_typer(key, name="key")
 
 
 def run() -> None:
@@ -63,18 +65,20 @@ def root(
 
 def serve(configuration: Configuration) -> None:
     """Load the model and answer on the OpenAI API until SIGTERM or Ctrl-C."""
-    from app import announce, log, serving
+    from app import announce, doors, keys, log, serving
 
     settings = configuration.settings
     log.set_up(settings.log_level, settings.log_format)
+    has_keys = keys.load(settings).has_keys
+    doors.check_binding(settings, has_keys)
     # Held before the model is loaded: a port in use is said in the first second, not after a minute.
     sock = serving.bind(settings.host, settings.port)
-    announce.settings(configuration)
+    announce.settings(configuration, has_keys)
 
     from app.main import create_app
 
     app = create_app(settings)
-    serving.serve(app, sock, settings, lambda: announce.ready(app, sock, settings))
+    serving.serve(app, sock, settings, lambda: announce.ready(app, sock, settings, has_keys))
 
 
 def config(
@@ -153,6 +157,23 @@ def _cache_dir(given: Path | None) -> Path:
     return load({} if given is None else {"cache_dir": given}).settings.cache_dir
 
 
+@key.command()
+def new(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Whose key it is.")] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="The key of /admin instead.")] = False,
+) -> None:
+    """Make a key. `dormouse key new NAME >> FILE` shows it, this once, and adds its hash to the file."""
+    from app import keys
+
+    if (name is None) != admin:
+        raise SettingInvalid("NAME", "say whose key it is, or --admin")
+    if name is not None and not keys.NAME.fullmatch(name):
+        raise SettingInvalid("NAME", f"{name!r} has other characters than A-Z a-z 0-9 . _ -, or more than 64")
+    made = keys.new_key()
+    print(f"{made}\n\nThat is the key; it is shown only now. What follows is for the file:\n", file=sys.stderr)
+    print(keys.lines(name, made))
+
+
 @cli.command()
 def chat(
     url: Annotated[str, typer.Option(metavar="URL", help="Server to talk to.")] = "http://127.0.0.1:8000",
@@ -161,7 +182,10 @@ def chat(
         str | None, typer.Option(metavar="NAME", help="Model to ask for; by default the first one served.")
     ] = None,
 ) -> None:
-    """Chat with a running server; /help shows the commands. Lines from a pipe are turns, too."""
+    """Chat with a running server; /help shows the commands. Lines from a pipe are turns, too.
+
+    Where the server asks for an API key, the variable DORMOUSE_CLIENT_KEY has it.
+    """
     from app import chat_client
 
-    raise typer.Exit(chat_client.chat(url, session, model))
+    raise typer.Exit(chat_client.chat(url, session, model, client_key()))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.configuration import Source
-from app.settings import Panel, Settings, panel
+from app.settings import SECRETS, Panel, Settings, panel
 from app.units import format_bytes
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def show(configuration: Configuration, console: Console | None = None) -> None:
 
 def plain(configuration: Configuration, field: str) -> Plain:
     value = getattr(configuration.settings, field)
-    if field == "hf_token":
+    if field in SECRETS:
         return "set" if value is not None else None
     if isinstance(value, tuple):
         return list(value)

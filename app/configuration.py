@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
-from app.settings import ENV_PREFIX, FLAGGED, TOKEN_VARIABLE, Settings, flag, metavar, variable, xdg_folder
+from app.settings import ENV_PREFIX, FLAGGED, SECRETS, Settings, flag, metavar, variable, xdg_folder
 from kvstore.errors import SettingInvalid
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 CONFIG_VARIABLE = "DORMOUSE_CONFIG"
 TEST_PREFIX = "DORMOUSE_TEST_"
 
-RESERVED_VARIABLES = frozenset({"DORMOUSE_API_KEYS", "DORMOUSE_ADMIN_KEY"})
-"""Of a later version. To ignore them would serve without the keys that their owner believes are asked for."""
+CLIENT_KEY_VARIABLE = "DORMOUSE_CLIENT_KEY"
+"""The API key that `dormouse chat` sends; nothing of the server's."""
 
 
 class Source(StrEnum):
@@ -117,20 +117,23 @@ def _from_file(path: Path | None) -> dict[str, Any]:
 
 
 def _from_environment() -> dict[str, Any]:
-    known = {variable(field) for field in FLAGGED} | {CONFIG_VARIABLE}
+    known = {variable(field) for field in Settings.model_fields} | {CONFIG_VARIABLE, CLIENT_KEY_VARIABLE}
     problems = []
     for name in sorted(os.environ):
-        if name in RESERVED_VARIABLES:
-            problems.append(SettingInvalid(name, "this version knows no keys yet, and will not serve as if it did"))
-        elif name.startswith(ENV_PREFIX) and not name.startswith(TEST_PREFIX) and name not in known:
+        if name.startswith(ENV_PREFIX) and not name.startswith(TEST_PREFIX) and name not in known:
             problems.append(SettingInvalid(name, _unknown(name, known)))
     if problems:
         raise SettingsRefused(problems)
     values = EnvSettingsSource(Settings, case_sensitive=False)()
     values.pop("hf_token", None)  # DORMOUSE_HF_TOKEN is no variable of ours
-    if token := os.environ.get(TOKEN_VARIABLE):
+    if token := os.environ.get(SECRETS["hf_token"]):
         values["hf_token"] = token
     return values
+
+
+def client_key() -> str | None:
+    """The API key that commands which talk to a server send along."""
+    return os.environ.get(CLIENT_KEY_VARIABLE) or None
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

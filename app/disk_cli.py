@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import httpx
 
     from app.disk import Progress
+    from app.disk_address import Address
     from kvstore.catalog import Catalog
     from kvstore.nvme_dir import NvmeDirectory
 
@@ -176,10 +177,10 @@ def _ask(
         raise SettingInvalid("--nvme-dir", f"nothing is kept under {root}: there is no such directory")
     pid = holder(root)
     if pid is not None:
-        url = disk_address.find(root, pid)
-        if url is None:
+        address = disk_address.find(root, pid)
+        if address is None:
             raise SettingInvalid("--nvme-dir", f"process {pid} holds {root} and does not say where it answers yet")
-        return _over_http(url, method, path)
+        return _over_http(address, method, path)
     directory = NvmeDirectory(root)
     directory.open()
     with contextlib.closing(directory), _catalog(directory) as catalog:
@@ -200,12 +201,15 @@ def _catalog(directory: NvmeDirectory) -> Iterator[Catalog]:
         catalog.close(0.0)
 
 
-def _over_http(url: str, method: str, path: str) -> dict[str, Any]:
+def _over_http(address: Address, method: str, path: str) -> dict[str, Any]:
     import httpx
 
+    url, headers = address.url, {"authorization": f"Bearer {address.key}"}
     local = urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
     try:
-        with httpx.Client(base_url=url, timeout=httpx.Timeout(3600, connect=10), trust_env=not local) as http:
+        with httpx.Client(
+            base_url=url, headers=headers, timeout=httpx.Timeout(3600, connect=10), trust_env=not local
+        ) as http:
             reply = http.request(method, f"{API}{path}")
         return _read(reply)
     except (httpx.HTTPError, ValueError) as exc:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -71,6 +72,21 @@ class ErrorReply:
         """The whole HTTP response."""
         merged = {**(headers or {}), **self.headers()}
         return Response(self.payload(), self.status, headers=merged, media_type="application/json")
+
+
+class ErrorDetail(BaseModel):
+    """OpenAI's four keys."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorObject(BaseModel):
+    """How the schema describes every reply that is no success."""
+
+    error: ErrorDetail
 
 
 class ApiError(Exception):

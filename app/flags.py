@@ -47,20 +47,20 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 def _option(field: str) -> inspect.Parameter:
     info = Settings.model_fields[field]
-    many = info.default == ()
+    kind: Any = bool if info.annotation is bool else list[str] if info.default == () else str
     option = typer.Option(
         flag(field),
         help=f"{info.description}{_default(info)}",
-        metavar=metavar(field),
+        metavar=None if kind is bool else metavar(field),
         show_default=False,
         rich_help_panel=panel(field),
     )
-    kind: Any = list[str] | None if many else str | None
-    return _parameter(field, Annotated[kind, option], None)
+    return _parameter(field, Annotated[kind | None, option], None)
 
 
 def _default(info: FieldInfo) -> str:
-    return "" if info.default_factory is not None or info.default in ((), None) else f" Default: {info.default}."
+    said = info.default is False or info.default_factory is not None or info.default in ((), None)
+    return "" if said else f" Default: {info.default}."
 
 
 def _parameter(name: str, annotation: object, default: object) -> inspect.Parameter:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from app import tenants
+from app.fair_queue import FairQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +58,13 @@ class Gateway:
     is_draining: bool = False
     disk: Disk | None = None
     """What outlives the process; None where nothing does."""
+    queue: FairQueue = field(init=False)
+    """Where turns ask for their leases."""
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        window = max(1, settings.look_ahead_turns)
+        self.queue = FairQueue(self.manager, max_queue=settings.max_queue, window=window)
 
     @property
     def book(self) -> SessionBook:
@@ -63,8 +73,9 @@ class Gateway:
 
     @property
     def max_context(self) -> int:
-        """Tokens of prompt and output together."""
-        return self.manager.max_context
+        """Tokens of prompt and output together, for whom this runs."""
+        most = self.manager.max_context
+        return min(most, tenants.current().limits.max_context or most)
 
     @property
     def system_fingerprint(self) -> str:

@@ -1,7 +1,8 @@
 """The composition root of the HTTP side: routes, middleware, errors, and the gateway they share.
 
-Middleware from the outside in: request ids (every response has one), CORS (also on errors), the last resort (an
-exception nobody translated becomes a plain 500), the limit of bodies, then FastAPI with the handlers of errors.py.
+Middleware from the outside in: request ids (every response has one), CORS where it is asked for (also on errors), the
+last resort (an exception nobody translated becomes a plain 500), limits of headers, the doors (Host, Origin,
+Content-Type), keys, limits of bodies, then FastAPI with the handlers of errors.py. No body is read for a stranger.
 """
 
 from __future__ import annotations
@@ -13,8 +14,14 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from app import errors, startup
+from app import errors, keys, startup
+from app.admin.login import LogIn
+from app.auth import Auth
 from app.boundary import REQUEST_ID, BodyLimit, LastResort, RequestIds
+from app.cookies import AdminCookies
+from app.doors import Doors, HeaderLimit, host_name, origin_pattern
+from app.errors import ErrorObject
+from app.json_limits import JsonLimits
 from app.routes import admin, chat, completions, disk, embeddings, health, metrics, models, sessions
 from dormouse_gateway import __version__
 
@@ -22,15 +29,17 @@ if TYPE_CHECKING:
     from app.gateway import Gateway
     from app.settings import Settings
 
-LOOPBACK_ORIGINS = r"(https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?|tauri://localhost)"
-"""Pages of this machine may call; another site in the user's browser may not read their conversations."""
-
 
 def create_app(
     settings: Settings,
     opened: Callable[[Settings], AbstractAsyncContextManager[Gateway]] = startup.opened,
 ) -> FastAPI:
-    """The ASGI application; `opened` makes the gateway when it starts and drains it when it stops."""
+    """The ASGI application; `opened` makes the gateway when it starts and drains it when it stops.
+
+    Raises:
+        SettingInvalid: a key, or the file of keys, is none.
+    """
+    ring, cookies = keys.load(settings), AdminCookies()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -41,18 +50,35 @@ def create_app(
             finally:
                 gateway.keeper.close()
 
-    app = FastAPI(title="Dormouse", version=__version__, lifespan=lifespan, redirect_slashes=False)
+    # Its own pages of documentation would load scripts from elsewhere into the origin that /admin's cookie is for.
+    app = FastAPI(
+        title="Dormouse",
+        version=__version__,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        responses={status: {"model": ErrorObject, "description": "Refused, or failed"} for status in ("4XX", "5XX")},
+    )
+    app.state.log_in = LogIn(ring, cookies)
+    app.state.process_key = cookies.process_key
     errors.install(app)
     for routes in (chat, completions, embeddings, models, sessions, admin, disk, health, metrics):
         app.include_router(routes.router)
+    app.add_middleware(JsonLimits)
     app.add_middleware(BodyLimit)
+    app.add_middleware(Auth, keys=ring, cookies=cookies, guard_metrics=settings.guard_metrics)
+    hosts = None if ring.has_keys else (*settings.allowed_host, host_name(settings.host))
+    app.add_middleware(Doors, hosts=hosts, origins=settings.cors_origin)
+    app.add_middleware(HeaderLimit)
     app.add_middleware(LastResort)
-    app.add_middleware(
-        CORSMiddleware,
-        allow_origin_regex=LOOPBACK_ORIGINS,
-        allow_methods=["GET", "POST", "PATCH", "DELETE", "OPTIONS"],
-        allow_headers=["*"],
-        expose_headers=["x-session-id", REQUEST_ID, "retry-after", "retry-after-ms"],
-    )
+    if settings.cors_origin:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origin_regex=f"(?i:{origin_pattern(settings.cors_origin)})",
+            allow_methods=["GET", "POST", "PATCH", "DELETE", "OPTIONS"],
+            allow_headers=["*"],
+            expose_headers=["x-session-id", REQUEST_ID, "retry-after", "retry-after-ms"],
+        )
     app.add_middleware(RequestIds)
     return app

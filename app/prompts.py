@@ -268,7 +268,7 @@ def spec_of(
     return TurnSpec(
         token_ids=token_ids,
         max_new_tokens=limit,
-        namespace=chain.namespace(gateway.model_key, scopes.TENANT, request.salt),
+        namespace=chain.namespace(gateway.model_key, scopes.tenant(), request.salt),
         payload=sampling_of(gateway, request, limit, rendered, grammar),
         priority=priority,
         cache=_may_cache(request),

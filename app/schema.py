@@ -58,7 +58,7 @@ class TurnRequest(Body):
     cache_prompt: bool | None = None
     priority: Priority | None = None
     session: SessionExtras | None = None
-    prompt_cache_key: Text | None = None
+    prompt_cache_key: Annotated[Text, StringConstraints(max_length=1024)] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
     agent_hint: AgentHint | None = None
     nvext: Nvext | None = None

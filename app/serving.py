@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from app.http_protocol import BoundedHttp
 from kvstore.errors import SettingInvalid
 from models.errors import ModelError
 
@@ -121,6 +122,7 @@ def serve(app: ASGIApp, sock: socket.socket, settings: Settings, announce: Calla
     watch = StartupWatch(app)
     config = uvicorn.Config(
         watch,
+        http=BoundedHttp,
         lifespan="on",
         log_config=None,
         access_log=False,

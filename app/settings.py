@@ -29,7 +29,8 @@ from pydantic_settings import (
 from app.units import parse_bytes
 
 ENV_PREFIX = "DORMOUSE_"
-TOKEN_VARIABLE = "HF_TOKEN"
+SECRETS = {"hf_token": "HF_TOKEN", "api_keys": "DORMOUSE_API_KEYS", "admin_key": "DORMOUSE_ADMIN_KEY"}
+"""Fields that only a variable can set: on a command line everyone's `ps` would show them, a file is copied about."""
 
 
 def _size(value: object) -> object:
@@ -45,6 +46,7 @@ def _names(value: object) -> object:
 Bytes = Annotated[Literal["auto"] | Annotated[int, Field(ge=0)], BeforeValidator(_size)]
 Count = Annotated[int, Field(ge=1)]
 AutoCount = Literal["auto"] | Count
+Limit = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Deadline = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -57,6 +59,7 @@ class Panel(StrEnum):
 
     MODEL = "Model"
     SERVER = "Server"
+    KEYS = "Keys and doors"
     MEMORY = "Memory"
     ENGINE = "Engine"
     SESSIONS = "Sessions"
@@ -125,6 +128,49 @@ class Settings(BaseSettings):
     )
     log_format: Literal["pretty", "json"] = _field(
         "pretty", Panel.SERVER, "Log lines for people or for machines.", "pretty|json"
+    )
+
+    api_keys_file: Path | None = Field(
+        None,
+        description="TOML file of API keys, hashed, and of what each may use; `dormouse key new` makes its lines.",
+        json_schema_extra={"panel": Panel.KEYS.value, "metavar": "FILE"},
+    )
+    api_keys: SecretStr | None = _field(None, Panel.KEYS, "API keys in clear, name=key,name=key.", "NAME=KEY,...")
+    admin_key: SecretStr | None = _field(None, Panel.KEYS, "Key of /admin, in clear.", "KEY")
+    allow_no_auth: bool = _field(
+        False,
+        Panel.KEYS,
+        "Serve others than this machine without API keys: whoever reaches the port may use it.",
+        "true|false",
+    )
+    guard_metrics: bool = _field(False, Panel.KEYS, "Ask for the admin key at /metrics, too.", "true|false")
+    allowed_host: Names = _field(
+        (),
+        Panel.KEYS,
+        "Name in the Host header that requests may come by, beside loopback names, while there are no API keys; "
+        "repeatable, '*' takes any.",
+        "NAME",
+    )
+    cors_origin: Names = _field(
+        (),
+        Panel.KEYS,
+        "Web origin whose pages may call, http://localhost:* for any port; repeatable, '*' takes any.",
+        "ORIGIN",
+    )
+    key_requests_per_minute: Limit = _field(
+        0, Panel.KEYS, "Turns that each key may ask for in a minute; 0 is no limit. The file may say others.", "N"
+    )
+    key_tokens_per_minute: Limit = _field(
+        0, Panel.KEYS, "Tokens of prompts and answers that each key may use in a minute; 0 is no limit.", "TOKENS"
+    )
+    key_max_context: Limit = _field(
+        0, Panel.KEYS, "Longest prompt and answer together for each key; 0 is what the server has.", "TOKENS"
+    )
+    key_max_running: AutoCount = _field(
+        "auto", Panel.KEYS, "Turns that each key may have running; auto leaves others a quarter.", "auto|TURNS"
+    )
+    key_max_waiting: AutoCount = _field(
+        "auto", Panel.KEYS, "Turns of each key that may wait; auto leaves others half of the queue.", "auto|TURNS"
     )
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = _field(
@@ -300,10 +346,28 @@ class Settings(BaseSettings):
                 raise ValueError(f"{name!r} is not the name of an HTTP header")
         return tuple(name.lower() for name in value)
 
-    @field_validator("cache_dir", "nvme_dir")
+    @field_validator("allowed_host")
     @classmethod
-    def _absolute(cls, value: Path) -> Path:
-        return value.expanduser().absolute()
+    def _host_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not re.fullmatch(r"\*|[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:]+\]?", name):
+                raise ValueError(f"{name!r} is not a host name: it has neither scheme nor port")
+        return tuple(name.lower().strip("[]") for name in value)
+
+    @field_validator("cors_origin")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if not re.fullmatch(
+                r"\*|[A-Za-z][A-Za-z0-9+.-]*://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:(\d+|\*))?", origin
+            ):
+                raise ValueError(f"{origin!r} is not an origin such as https://chat.example or http://localhost:*")
+        return tuple(origin.lower() for origin in value)
+
+    @field_validator("cache_dir", "nvme_dir", "api_keys_file")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser().absolute()
 
 
 def flag(field: str) -> str:
@@ -311,11 +375,11 @@ def flag(field: str) -> str:
 
 
 def variable(field: str) -> str:
-    return TOKEN_VARIABLE if field == "hf_token" else ENV_PREFIX + field.upper()
+    return SECRETS.get(field, ENV_PREFIX + field.upper())
 
 
-FLAGGED = tuple(name for name in Settings.model_fields if name != "hf_token")
-"""Fields that a flag, a variable and a key can set; a token on a command line would be seen by everyone's `ps`."""
+FLAGGED = tuple(name for name in Settings.model_fields if name not in SECRETS)
+"""Fields that a flag, a variable and a key can set."""
 
 
 def metavar(field: str) -> str:

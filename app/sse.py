@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from app.errors import ErrorReply
@@ -20,6 +20,8 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 MEDIA_TYPE = "text/event-stream"
+STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {MEDIA_TYPE: {}}}}
+"""What a route's schema says beside its JSON."""
 
 PAD_TO = 16
 """Characters: an obfuscated delta and its padding together are a multiple of this."""

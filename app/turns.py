@@ -147,7 +147,7 @@ class Turn:
 
     async def _begin(self) -> None:
         try:
-            lease = await self._gateway.manager.acquire(self.spec)
+            lease = await self._gateway.queue.acquire(self.spec)
         except (QueueFull, ContextTooLong, ShuttingDown) as refusal:
             self._outcome = REFUSED[type(refusal)]
             raise

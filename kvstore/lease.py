@@ -51,6 +51,7 @@ class Lease:
         self.stored_tokens = 0
         """Tokens of full blocks this turn computed and left to be reused."""
         self._cancel = cancel
+        self._on_end: Callable[[], None] | None = None
         self._unread: TurnProgress | None = None
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
@@ -80,6 +81,12 @@ class Lease:
             self._cancel()
         await self._ended.wait()
 
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Have `call` made once the turn's slots are free, closed or not; only the last one named is."""
+        self._on_end = call
+        if self._ended.is_set():
+            call()
+
     # --- the manager's side -------------------------------------------------------------
 
     def deliver(self, piece: TurnProgress) -> None:
@@ -91,6 +98,8 @@ class Lease:
 
     def end(self) -> None:
         """The turn's slots are free."""
+        if not self._ended.is_set() and self._on_end is not None:
+            self._on_end()
         self._ended.set()
 
 

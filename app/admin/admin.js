@@ -29,6 +29,7 @@ function morphChildren(old, fresh) {
 
 async function refresh() {
   const response = await fetch(source, { signal: AbortSignal.timeout(LOST_MS) });
+  if (response.status === 401) location.reload(); // the cookie's time is over: ask again
   if (!response.ok) throw new Error(response.status);
   const text = await response.text();
   morphChildren(live, new DOMParser().parseFromString("<main>" + text + "</main>", "text/html").body.firstChild);

@@ -26,6 +26,7 @@ def state(gateway: Gateway) -> dict[str, object]:
         "block_bytes": gateway.block_bytes,
         "max_context": gateway.max_context,
         "sessions": len(gateway.book),
+        "waiting_for_their_key": gateway.queue.waiting,
         **snapshot_object(gateway.manager.snapshot()),
         "tokens": metrics.prompt_tokens(),
         "misses": metrics.misses_by_reason(),

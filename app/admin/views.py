@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.admin import numbers
-from app.scopes import is_salted
+from app.scopes import is_salted, owner
 from dormouse_gateway import __version__
 from kvstore.reuse import MissReason
 from kvstore.types import Tier
@@ -197,6 +197,8 @@ def _shares(gateway: Gateway, session: Session) -> tuple[tuple[str, int, float],
 
 
 def _marks(session: Session, now: float) -> Iterable[str]:
+    if key := owner(session.tenant):
+        yield f"key {key}"
     terms = [branch.terms for branch in session.branches.values()]
     if any(each.pinned for each in terms):
         yield "pinned"

@@ -12,13 +12,13 @@ from app.chat_prompt import chat_prompt
 from app.gateway import gateway_of
 from app.prompts import prepare
 from app.schema import ChatRequest
-from app.sse import ChunkFormat, Head
+from app.sse import STREAM, ChunkFormat, Head
 from app.structure import constrain
 
 router = APIRouter(prefix="/v1")
 
 
-@router.post("/chat/completions")
+@router.post("/chat/completions", responses=STREAM)
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer the last message, whole or as a stream; the turns run when the response is called."""
     gateway = gateway_of(request.app)

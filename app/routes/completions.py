@@ -13,12 +13,12 @@ from app.completion_request import CompletionRequest, Prompt
 from app.errors import InvalidRequest
 from app.gateway import Gateway, gateway_of
 from app.prompts import Render, prepare
-from app.sse import Head
+from app.sse import STREAM, Head
 
 router = APIRouter(prefix="/v1")
 
 
-@router.post("/completions")
+@router.post("/completions", responses=STREAM)
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue each prompt, whole or as a stream; the turns run when the response is called."""
     gateway = gateway_of(request.app)

@@ -128,7 +128,7 @@ async def change_session(session_id: str, body: SessionPatch, caller: AnyCaller)
     return caller.answer(caller.gateway.keeper.change(caller.scope, decoded(session_id), body.change))
 
 
-@router.post("/{session_id}/fork")
+@router.post("/{session_id}/fork", status_code=201)
 async def fork_session(session_id: str, caller: AnyCaller, body: ForkRequest | None = None) -> Response:
     """A new session that goes on from the same histories and shares their blocks."""
     body = body or ForkRequest()
@@ -137,7 +137,7 @@ async def fork_session(session_id: str, caller: AnyCaller, body: ForkRequest | N
     return caller.answer(fork, 201)
 
 
-@router.post("/{session_id}/wake")
+@router.post("/{session_id}/wake", responses={202: {"description": "Blocks are on their way"}})
 async def wake(session_id: str, caller: AnyCaller, body: WakeRequest | None = None) -> Response:
     """Say that a turn is coming: 202 while blocks are on their way, 200 when they are there or will not be."""
     status, answer = await wake_session(caller.gateway, caller.scope, decoded(session_id), body or WakeRequest())

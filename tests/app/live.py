@@ -13,6 +13,7 @@ import httpx
 import uvicorn
 
 from app import serving, startup
+from app.http_protocol import BoundedHttp
 from app.main import create_app
 from kvstore.types import Tier
 
@@ -99,6 +100,7 @@ def live(
     started: threading.Event = threading.Event()
     config = uvicorn.Config(
         app,
+        http=BoundedHttp,
         lifespan="on",
         log_config=None,
         access_log=False,

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import pytest
 
+from app.keys import load
+from app.settings import Settings
 from dormouse_gateway import __version__
 
 CHECKOUT = Path(__file__).parents[2]
@@ -40,7 +42,8 @@ def dormouse(tmp_path: Path) -> Command:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["config"], ["doctor"], ["chat"], ["model"], ["model", "fetch"], ["model", "path"]]
+    "command",
+    [[], ["serve"], ["config"], ["doctor"], ["chat"], ["model"], ["model", "fetch"], ["model", "path"], ["key", "new"]],
 )
 def test_every_command_has_help(dormouse: Command, command: list[str]) -> None:
     got = dormouse(*command, "--help")
@@ -100,7 +103,7 @@ def test_a_port_in_use_is_said_before_the_model_is_loaded(
 
 
 def test_a_host_that_is_not_ours_is_named(dormouse: Command) -> None:
-    got = dormouse("serve", "--host", "192.0.2.1")
+    got = dormouse("serve", "--host", "192.0.2.1", "--allow-no-auth")
     assert got.returncode == 2
     assert got.stderr.startswith("dormouse: --host: cannot listen on 192.0.2.1")
 
@@ -120,3 +123,48 @@ def test_doctor_names_what_is_no_number_of_tokens_before_it_loads_anything(dormo
     got = dormouse("doctor", "--sessions", "3", "--tokens", tokens, "--model", "no/such-model")
     assert got.returncode == 2
     assert got.stderr == f"dormouse: --tokens: '{tokens}' is not a number of tokens; write 8192 or 8k\n"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "box"])
+def test_without_keys_only_this_machine_is_served(dormouse: Command, host: str) -> None:
+    got = dormouse("serve", "--host", host, "--model", "no/such-model")
+    assert got.returncode == 2
+    assert got.stderr.startswith(f"dormouse: --host: others could reach {host} and use this server without a key; ")
+    assert "--allow-no-auth" in got.stderr
+
+
+def test_with_keys_others_may_be_served(dormouse: Command) -> None:
+    """It gets as far as the address, which is no machine's."""
+    got = dormouse("serve", "--host", "192.0.2.1", DORMOUSE_API_KEYS="alice=0123456789abcdef0123")
+    assert got.stderr.startswith("dormouse: --host: cannot listen on 192.0.2.1")
+
+
+def test_a_new_key_is_shown_once_and_its_hash_is_for_the_file(dormouse: Command, tmp_path: Path) -> None:
+    made = [dormouse("key", "new", "alice"), dormouse("key", "new", "b.o-b_1"), dormouse("key", "new", "--admin")]
+    keys = [got.stderr.split()[0] for got in made]
+    file = tmp_path / "keys.toml"
+    file.write_text("".join(got.stdout for got in made))
+    assert not any(key in file.read_text() for key in keys)
+    ring = load(Settings(api_keys_file=file))
+    owners = [ring.owner(key) for key in keys]
+    assert [owner and owner.name for owner in owners] == ["alice", "b.o-b_1", None]
+    assert [ring.is_admin(key) for key in keys] == [False, False, True]
+
+
+@pytest.mark.parametrize("arguments", [[], ["two words"], ["alice", "--admin"], ["a" * 65]])
+def test_a_key_needs_an_owner_that_can_be_named(dormouse: Command, arguments: list[str]) -> None:
+    got = dormouse("key", "new", *arguments)
+    assert got.returncode == 2
+    assert got.stdout == ""
+
+
+def test_keys_are_never_shown(dormouse: Command) -> None:
+    keys = {"DORMOUSE_API_KEYS": "alice=0123456789abcdef0123", "DORMOUSE_ADMIN_KEY": "fedcba9876543210fedc"}
+    shown = dormouse("config", **keys).stdout + dormouse("config", "--json", **keys).stdout
+    assert "0123456789" not in shown
+    assert "fedcba" not in shown
+    assert json.loads(dormouse("config", "--json", **keys).stdout)["settings"]["admin_key"] == {
+        "value": "set",
+        "source": "env",
+        "name": "DORMOUSE_ADMIN_KEY",
+    }

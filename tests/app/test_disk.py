@@ -283,7 +283,7 @@ def served(kept: Kept, serve: Callable[..., Scripted]) -> Iterator[Kept]:
         return made
 
     server = serve(shelf=shelf)
-    disk_address.tell(kept.root, server.url)
+    disk_address.tell(kept.root, server.url, server.server.app.state.process_key)
     yield kept
     server.server.stop()
     server.server.thread.join(WAIT_SECONDS)
@@ -322,9 +322,9 @@ def test_rm_through_a_server_takes_sessions_of_any_model(served: Kept) -> None:
 def test_deleting_an_id_erases_another_models_blocks_before_it_is_answered(served: Kept) -> None:
     own = next(served.root.glob("other-*/slabs/0000.kv"))
     assert served.payloads["other-0"][1] in own.read_bytes()
-    url = disk_address.find(served.root, os.getpid())
-    assert url is not None
-    with httpx.Client(base_url=url, trust_env=False) as http:
+    address = disk_address.find(served.root, os.getpid())
+    assert address is not None
+    with httpx.Client(base_url=address.url, trust_env=False) as http:
         assert http.delete("/v1/sessions/other-0").status_code == 200
     assert own.read_bytes().strip(b"\0") == b""
     assert told("verify", kept=served)["blocks"] == {"ok": 3}
@@ -346,9 +346,11 @@ def test_a_holder_that_does_not_say_where_it_answers_is_named(kept: Kept) -> Non
 
 
 def test_an_address_of_another_process_is_not_believed(tmp_path: Path) -> None:
-    disk_address.tell(tmp_path, "http://127.0.0.1:1")
-    assert disk_address.find(tmp_path, os.getpid()) == "http://127.0.0.1:1"
-    assert disk_address.find(tmp_path, 0) == "http://127.0.0.1:1"
+    address = disk_address.Address("http://127.0.0.1:1", "a-key")
+    disk_address.tell(tmp_path, address.url, address.key)
+    assert (tmp_path / disk_address.NAME).stat().st_mode & 0o077 == 0
+    assert disk_address.find(tmp_path, os.getpid()) == address
+    assert disk_address.find(tmp_path, 0) == address
     assert disk_address.find(tmp_path, os.getpid() + 1) is None
     (tmp_path / disk_address.NAME).write_text("[]")
     assert disk_address.find(tmp_path, os.getpid()) is None

@@ -97,6 +97,11 @@ def test_a_size_is_read_alike_from_every_source(
         ("wake_deadline_seconds", "0", "greater than 0"),
         ("session_header", ["x session"], "not the name of an HTTP header"),
         ("model", " ", "is empty"),
+        ("allowed_host", ["http://box"], "is not a host name"),
+        ("allowed_host", ["box:80"], "is not a host name"),
+        ("cors_origin", ["chat.example"], "is not an origin"),
+        ("cors_origin", ["https://chat.example/"], "is not an origin"),
+        ("cors_origin", ["https://*.example"], "is not an origin"),
         ("log_level", "loud", "debug|info|warning|error"),
     ],
 )
@@ -137,11 +142,26 @@ def test_an_unknown_variable_is_refused_with_the_nearest_known_one(monkeypatch: 
     assert refused() == ["DORMOUSE_PROT: is not a setting; did you mean DORMOUSE_PORT?"]
 
 
-def test_keys_that_this_version_would_not_ask_for_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DORMOUSE_API_KEYS", "secret")
+def test_keys_come_from_their_variables_only(bare_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bare_machine / "dormouse.toml").write_text('api_keys = "alice=0123456789abcdef0123"\n')
     (problem,) = refused()
-    assert problem.startswith("DORMOUSE_API_KEYS: ")
-    assert "secret" not in problem
+    assert problem.startswith("dormouse.toml: api_keys: is not a setting")
+    assert "0123" not in problem
+    (bare_machine / "dormouse.toml").unlink()
+    monkeypatch.setenv("DORMOUSE_API_KEYS", "alice=0123456789abcdef0123")
+    monkeypatch.setenv("DORMOUSE_ADMIN_KEY", "0123456789abcdef0123")
+    configuration = load()
+    assert configuration.origins["api_keys"].name == "DORMOUSE_API_KEYS"
+    assert "0123" not in repr(configuration)
+
+
+def test_a_switch_is_on_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not load().settings.allow_no_auth
+    assert load({"allow_no_auth": True}).settings.allow_no_auth
+    monkeypatch.setenv("DORMOUSE_ALLOW_NO_AUTH", "true")
+    assert load().settings.allow_no_auth
+    monkeypatch.setenv("DORMOUSE_ALLOW_NO_AUTH", "perhaps")
+    assert refused()[0].startswith("DORMOUSE_ALLOW_NO_AUTH: ")
 
 
 def test_a_file_that_is_asked_for_must_be_there(bare_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
