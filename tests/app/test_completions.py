@@ -85,7 +85,7 @@ def test_special_tokens_in_a_prompt_count_as_such(serve: Serve) -> None:
         ({"prompt": [[1], []]}, "prompt[1]"),
         ({"prompt": [-1]}, "prompt[0][0]"),
         ({"prompt": [99_999_999]}, "prompt"),
-        ({"prompt": "a\ud800"}, "prompt[0]"),
+        ({"prompt": "a\ud800"}, "prompt"),
         ({"prompt": "long " * 3000}, "prompt"),
         ({"prompt": ["a"] * 65, "n": 2}, "prompt"),
         ({"suffix": "and so on"}, "suffix"),
