@@ -27,6 +27,7 @@ ENV PATH=/opt/dormouse/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HF_HOME=/var/cache/dormouse/huggingface \
     DORMOUSE_CACHE_DIR=/var/cache/dormouse \
+    DORMOUSE_NVME_DIR=/var/lib/dormouse/nvme \
     DORMOUSE_LOG_FORMAT=json
 USER 10001
 WORKDIR /var/lib/dormouse
