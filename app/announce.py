@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import sys
@@ -41,6 +42,9 @@ def settings(configuration: Configuration, asks_for_key: bool = False) -> None:
 
 async def ready(app: FastAPI, sock: socket.socket, settings: Settings, asks_for_key: bool = False) -> None:
     """Say where the server answers; for people, with commands that work as they stand."""
+    # What start-up made stays: a collector that looked through a hundred thousand restored sessions again and again
+    # would stop every stream for most of a second.
+    gc.freeze()
     url = base_url(*sock.getsockname()[:2])
     model = gateway_of(app).names.first
     log.info("ready", extra={"fields": {"url": url, "model": model}})

@@ -272,9 +272,9 @@ class Keeper:
         """Take in what an earlier process left, before any turn."""
         with no_garbage_collection():
             forgotten = self.book.restore(restored.sessions, restored.others, restored.next_serial)
-            for session in self.book.recent(0, len(self.book)):
-                for branch in session.branches.values():
-                    self._tell(branch, None)
+            sessions = self.book.recent(0, len(self.book))
+            branches = (branch for session in sessions for branch in session.branches.values())
+            self._store.take_over_branches([_event(branch, None) for branch in branches if branch.keys])
         self._journal.drop(forgotten)
         self._set_timer()
 
@@ -322,16 +322,7 @@ class Keeper:
     def _tell(
         self, branch: Branch, old_tip: BlockKey | None, superseded: tuple[BlockKey, ...] = (), is_final: bool = False
     ) -> None:
-        terms = branch.terms
-        event = BranchRecorded(
-            branch.tip,
-            old_tip,
-            superseded,
-            terms.keep_seconds,
-            terms.pinned,
-            is_final,
-            to_nvme=terms.persist is Persist.DISK,
-        )
+        event = _event(branch, old_tip, superseded, is_final)
         if event.tip is not None or event.old_tip is not None or superseded:
             self._store.record_branch(event)
 
@@ -349,3 +340,18 @@ class Keeper:
         if keys:
             self._store.record_branch(BranchRecorded(keys[-1], to_nvme=False))
             self._store.forget((keys[-1],), (tuple(keys),))
+
+
+def _event(
+    branch: Branch, old_tip: BlockKey | None, superseded: tuple[BlockKey, ...] = (), is_final: bool = False
+) -> BranchRecorded:
+    terms = branch.terms
+    return BranchRecorded(
+        branch.tip,
+        old_tip,
+        superseded,
+        terms.keep_seconds,
+        terms.pinned,
+        is_final,
+        to_nvme=terms.persist is Persist.DISK,
+    )

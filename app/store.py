@@ -46,6 +46,9 @@ class SleepingStore(Protocol):
     def record_branch(self, event: BranchRecorded) -> None:
         """A branch has moved, or its terms have."""
 
+    def take_over_branches(self, branches: Sequence[BranchRecorded]) -> None:
+        """Branches that an earlier process left, all at once."""
+
     def forget(self, tips: tuple[BlockKey, ...], chains: tuple[tuple[BlockKey, ...], ...] = ()) -> None:
         """Branches are gone: what nobody else shares leaves every tier. `chains` are all keys of each of them."""
 

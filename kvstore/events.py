@@ -200,6 +200,13 @@ class BranchRecorded:
 
 
 @dataclass(frozen=True, slots=True)
+class BranchesFound:
+    """Branches that an earlier process left, each as it was last recorded; all at once, since there may be 100,000."""
+
+    branches: Sequence[BranchRecorded]
+
+
+@dataclass(frozen=True, slots=True)
 class SessionClosed:
     """The branches at `tips` are forgotten: what no other branch shares leaves every tier as soon as it can.
 
@@ -266,6 +273,7 @@ Event = (
     | SleepWanted
     | TransferDone
     | BranchRecorded
+    | BranchesFound
     | SessionClosed
     | TierHealthChanged
     | FlushWanted

@@ -23,6 +23,7 @@ from kvstore.events import (
     Action,
     AnswerWake,
     BlocksFound,
+    BranchesFound,
     BranchRecorded,
     CancelTransfer,
     Event,
@@ -299,6 +300,10 @@ class TierManager:
             for tier in tiers:
                 counts[tier] += 1
         return counts
+
+    def take_over_branches(self, branches: Sequence[BranchRecorded]) -> None:
+        """Tell which chains an earlier process left behind, each as its last turn did; before any turn of this one."""
+        self._post(BranchesFound(branches))
 
     def record_branch(self, event: BranchRecorded) -> None:
         """Tell which chain a completed turn left behind, and what its client wants of it."""

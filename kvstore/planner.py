@@ -36,6 +36,7 @@ from kvstore.branches import Branches
 from kvstore.config import PlannerConfig
 from kvstore.events import (
     BlocksFound,
+    BranchesFound,
     BranchRecorded,
     FlushDown,
     FlushWanted,
@@ -120,6 +121,9 @@ class Planner:
                 self._cancel_unwanted_loads()
             case SleepWanted():
                 self._branches.put_to_sleep(event.keys, event.target)
+            case BranchesFound(branches):
+                for branch in branches:
+                    self._branches.record(branch)
             case BranchRecorded():
                 self._branches.record(event)
             case SessionClosed():

@@ -79,6 +79,10 @@ class RecordingStore:
         if event.old_tip is not None:
             self._leave(event.old_tip)
 
+    def take_over_branches(self, branches: Sequence[BranchRecorded]) -> None:
+        for event in branches:
+            self.record_branch(event)
+
     def forget(self, tips: tuple[BlockKey, ...], chains: tuple[tuple[BlockKey, ...], ...] = ()) -> None:
         assert [chain[-1] for chain in chains] == list(tips), "what an earlier process left is found by its chain"
         for tip in tips:
