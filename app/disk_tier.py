@@ -15,6 +15,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
 
     from app.settings import Settings
     from kvstore.catalog import Restored
+    from kvstore.catalog_file import FolderRow
     from kvstore.events import FoundBlock
+    from kvstore.tiers.file_io import FileIO
     from models.loader import LoadedModel
 
 log = logging.getLogger("dormouse.nvme")
@@ -129,11 +132,16 @@ def disk_of(root: Path, held_bytes: int) -> sizes.Disk:
 
 
 def open_tier(
-    settings: Settings, directory: NvmeDirectory, model: LoadedModel, tell_lost: Callable[[], None]
+    settings: Settings,
+    directory: NvmeDirectory,
+    model: LoadedModel,
+    tell_lost: Callable[[], None],
+    files: FileIO | None = None,
 ) -> DiskTier | None:
     """Everything of the tier but the planner's part; None where the budget holds nothing. Blocking.
 
-    `tell_lost` is called on the catalog's thread when the file had to be begun anew while serving.
+    `tell_lost` is called on the catalog's thread when the file had to be begun anew while serving. Where this raises,
+    files and catalog are closed, and the directory is the caller's still.
 
     Raises:
         SettingInvalid: the directory cannot be used, or the budget is not there.
@@ -153,33 +161,27 @@ def open_tier(
         block_tokens=layout.block_tokens,
         make_room=directory.make_room,
         io=settings.nvme_io,
+        files=files,
     )
-    store.open()
-    catalog = Catalog.open(directory.catalog, wall)
-    shape = SlotShape(layout.block_tokens, layout.slot_bytes, layout.dtype)
-    row = catalog.folder(model.name, model.model_key, shape, wall)
-    clocks = Clocks(time.monotonic(), wall)
-    restored = catalog.restore(row, clocks, settings.max_sessions, store.scan)
-    if restored.unclaimed:
-        left = store.erase(slot for slot in restored.unclaimed if slot < slots)
-        if left:
-            raise SettingInvalid(FLAG, f"{len(left)} slots of deleted sessions in {place.path} cannot be erased")
-        catalog.swept(row, restored.unclaimed)
-    # Sessions of other models that expired meanwhile, or were deleted before a crash.
-    sweep_others(directory, catalog, catalog.swept, row)
-    if catalog.loss is not None:
-        log.warning("the catalog of sessions was lost (%s), kept as %s", catalog.loss.reason, catalog.loss.kept_as)
-    catalog.start(row, restored.next_serial, tell_lost)
-    journal = CatalogJournal(catalog)
-    blocks = FolderBlocks(catalog, row, store.erase)
-    log.info(
-        "NVMe %s in %s (%s IO): %d sessions and %d blocks from before",
-        format_bytes(directory.quota_bytes),
-        place.path,
-        store.io,
-        len(restored.sessions),
-        len(restored.blocks),
-    )
+    with ExitStack() as undoing:
+        undoing.callback(store.close)
+        store.open()
+        catalog = Catalog.open(directory.catalog, wall)
+        undoing.callback(catalog.close, CLOSE_SECONDS)
+        shape = SlotShape(layout.block_tokens, layout.slot_bytes, layout.dtype)
+        row = catalog.folder(model.name, model.model_key, shape, wall)
+        restored = _restored(settings, directory, catalog, row, store)
+        catalog.start(row, restored.next_serial, tell_lost)
+        log.info(
+            "NVMe %s in %s (%s IO): %d sessions and %d blocks from before",
+            format_bytes(directory.quota_bytes),
+            place.path,
+            store.io,
+            len(restored.sessions),
+            len(restored.blocks),
+        )
+        journal, blocks = CatalogJournal(catalog), FolderBlocks(catalog, row, store.erase)
+        undoing.pop_all()
     return DiskTier(
         disk=Disk(directory, catalog, row, store, blocks, Workers("nvme-upkeep", 2, reserved=1)),
         num_slots=slots,
@@ -187,3 +189,25 @@ def open_tier(
         restored=restored,
         journal=journal,
     )
+
+
+def _restored(
+    settings: Settings, directory: NvmeDirectory, catalog: Catalog, row: FolderRow, store: NvmeStore
+) -> Restored:
+    """What an earlier process left, without what has expired or was deleted, of this model and of the others.
+
+    Raises:
+        SettingInvalid: what was deleted cannot be erased.
+    """
+    clocks = Clocks(time.monotonic(), time.time())
+    restored = catalog.restore(row, clocks, settings.max_sessions, store.scan)
+    if restored.unclaimed:
+        left = store.erase(slot for slot in restored.unclaimed if slot < store.num_slots)
+        if left:
+            raise SettingInvalid(FLAG, f"{len(left)} slots of deleted sessions in {directory.root} cannot be erased")
+        catalog.swept(row, restored.unclaimed)
+    # Sessions of other models that expired meanwhile, or were deleted before a crash.
+    sweep_others(directory, catalog, catalog.swept, row)
+    if catalog.loss is not None:
+        log.warning("the catalog of sessions was lost (%s), kept as %s", catalog.loss.reason, catalog.loss.kept_as)
+    return restored

@@ -14,17 +14,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from app.disk_health import quota_bytes
 from app.report import reuse, woke_from
-from kvstore.events import WakeStatus
+from kvstore.events import TierHealth, WakeStatus
 from kvstore.former import Gone
 from kvstore.types import Tier
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+    from app.disk import Disk
     from app.report import Figures, Standing
     from kvstore.sessions import SessionBook
-    from kvstore.snapshot import Snapshot
+    from kvstore.snapshot import Snapshot, Totals
     from kvstore.transfer import Traffic
 
 OUTCOMES = ("stop", "length", "cancelled", "failed", "queue_full", "context_too_long", "shutting_down")
@@ -163,6 +165,10 @@ class Metrics:
         """Include the copies between tiers, as counted in `traffic`, in every scrape from now on."""
         self.registry.register(TransferCollector(traffic))
 
+    def watch_disk(self, disk: Disk) -> None:
+        """Include the files of the NVMe tier and their catalog in every scrape from now on."""
+        self.registry.register(DiskCollector(disk))
+
     def describe_model(self, labels: dict[str, str]) -> None:
         """A series that is always one and whose labels name what is served."""
         self.registry.register(_Constant(InfoMetricFamily("dormouse_model", "What is served.", value=labels)))
@@ -200,6 +206,21 @@ class StoreCollector(Collector):
             for state in STATES:
                 slots.add_metric([name, state], getattr(counts, state))
         yield from (slots, capacity, pinned)
+        yield _health(
+            "dormouse_tier_health",
+            "1 for the state a tier is in: suspect takes nothing new, off is not read either.",
+            "tier",
+            {counts.tier.name.lower(): counts.health for counts in snapshot.tiers},
+        )
+        yield _gauge(
+            "dormouse_dirty_blocks", "Blocks that are to be on NVMe some time and are not.", snapshot.dirty_blocks
+        )
+        yield _gauge("dormouse_sinking_blocks", "Of those, to be copied there now.", snapshot.sinking_blocks)
+        yield _gauge(
+            "dormouse_erasing_slots",
+            "Slots of NVMe whose bytes have to go before they are used again.",
+            sum(counts.erasing for counts in snapshot.tiers),
+        )
         yield _gauge("dormouse_turns_waiting", "Turns in the queue.", snapshot.turns.waiting)
         yield _gauge("dormouse_turns_suspended", "Turns whose slots were needed elsewhere.", snapshot.turns.suspended)
         yield _gauge("dormouse_turns_running", "Turns that hold slots.", snapshot.turns.granted)
@@ -210,6 +231,14 @@ class StoreCollector(Collector):
         yield CounterMetricFamily(
             "dormouse_blocks_released", "HBM copies that gave way and had another below.", totals.released
         )
+        yield from self._bytes(totals)
+        yield CounterMetricFamily("dormouse_blocks_found", "Blocks on NVMe from an earlier process.", totals.found)
+        unread = CounterMetricFamily(
+            "dormouse_blocks_unsound", "Blocks read below that were not what was written there.", labels=["reason"]
+        )
+        unread.add_metric(["corrupt"], totals.corrupt)
+        unread.add_metric(["stale"], totals.stale)
+        yield unread
         unsound = CounterMetricFamily(
             "dormouse_transfers_unsound", "Copies between tiers that failed or came late.", labels=["kind", "reason"]
         )
@@ -218,6 +247,36 @@ class StoreCollector(Collector):
         unsound.add_metric(["down", "failed"], totals.demotions_failed)
         unsound.add_metric(["down", "late"], totals.demotions_late)
         yield unsound
+
+    def _bytes(self, totals: Totals) -> Iterator[Metric]:
+        """What lower tiers have taken and NVMe has given, whole blocks."""
+        written = CounterMetricFamily("dormouse_written_bytes", "Blocks written to a tier.", labels=["tier"])
+        written.add_metric(["dram"], totals.dram_bytes_written)
+        written.add_metric(["nvme"], totals.nvme_bytes_written)
+        read = CounterMetricFamily("dormouse_read_bytes", "Blocks read from a tier.", labels=["tier"])
+        read.add_metric(["nvme"], totals.nvme_bytes_read)
+        yield from (written, read)
+
+
+class DiskCollector(Collector):
+    """What lies in the NVMe directory, as far as the process knows without asking the disk, which may hang."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def collect(self) -> Iterator[Metric]:
+        """One look at each."""
+        catalog = self._disk.catalog.health
+        yield _gauge("dormouse_nvme_quota_bytes", "What all slabs may take.", quota_bytes(self._disk))
+        yield _gauge("dormouse_nvme_file_bytes", "What this model's slabs take.", self._disk.store.bytes_on_disk)
+        yield _health(
+            "dormouse_catalog_health",
+            "1 for the state the catalog's file is in: off cannot be written.",
+            "file",
+            {"catalog": catalog.state},
+        )
+        yield CounterMetricFamily("dormouse_catalog_faults", "Commits that failed.", catalog.faults)
+        yield _gauge("dormouse_catalog_pending", "Changes still to be committed.", catalog.pending)
 
 
 class SessionCollector(Collector):
@@ -259,6 +318,15 @@ class _Constant(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield self._metric
+
+
+def _health(name: str, text: str, label: str, states: Mapping[str, TierHealth]) -> Metric:
+    """One series for each state that it may be in, so that an alert can ask for any."""
+    family = GaugeMetricFamily(name, text, labels=[label, "state"])
+    for whose, state in states.items():
+        for possible in TierHealth:
+            family.add_metric([whose, possible], state is possible)
+    return family
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

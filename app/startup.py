@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from app.sizes import Sizes
     from kvstore.nvme_dir import NvmeDirectory
     from kvstore.tiers.base import SlotStore
+    from kvstore.tiers.file_io import FileIO
     from kvstore.types import StepReport
     from models.loader import LoadedModel
 
@@ -84,34 +85,42 @@ class Machinery:
 
 
 @asynccontextmanager
-async def opened(settings: Settings, choose: Choose = sample) -> AsyncIterator[Gateway]:
+async def opened(settings: Settings, choose: Choose = sample, files: FileIO | None = None) -> AsyncIterator[Gateway]:
     """The gateway, running; at the end it drains for `drain_seconds` at most.
 
-    `choose` is for tests that need the model to say certain words (models/engine.py).
+    `choose` is for tests that need the model to say certain words (models/engine.py), `files` for those that need a
+    disk to fail. Whatever stops a start-up half-way, what it had taken by then is given back.
 
     Raises:
-        SettingInvalid: model and budgets do not fit, or a device is not there.
+        SettingInvalid: model and budgets do not fit, a device is not there, or the NVMe directory cannot be had.
         ModelError: the model cannot be had or would answer wrongly.
     """
     loop = asyncio.get_running_loop()
-    # A thread of its own, gone before the engine's begins: every thread that ran torch keeps an OpenMP team for as
-    # long as it lives, and with more of them than cores libgomp stops spinning, which made each step 1.8x slower.
-    directory = await asyncio.to_thread(disk_tier.take, settings)
-    with ThreadPoolExecutor(1, "load") as loading:
-        machinery = await loop.run_in_executor(loading, load, settings)
+    async with AsyncExitStack() as closing:
+        directory = await asyncio.to_thread(disk_tier.take, settings)
+        if directory is not None:
+            closing.callback(directory.close)
+        # A thread of its own, gone before the engine's begins: every thread that ran torch keeps an OpenMP team for as
+        # long as it lives, and with more of them than cores libgomp stops spinning, which made each step 1.8x slower.
+        with ThreadPoolExecutor(1, "load") as loading:
+            machinery = await loop.run_in_executor(loading, load, settings)
+        unmapping = closing.enter_context(ExitStack())
+        unmapping.callback(machinery.slab.close)
 
-    def on_step(report: StepReport) -> None:
-        loop.call_soon_threadsafe(manager.step_ended, report)
+        def on_step(report: StepReport) -> None:
+            loop.call_soon_threadsafe(manager.step_ended, report)
 
-    def on_lost() -> None:
-        loop.call_soon_threadsafe(lambda: tasks.add(loop.create_task(gateway.keeper.tell_all())))
+        def on_lost() -> None:
+            loop.call_soon_threadsafe(lambda: tasks.add(loop.create_task(gateway.keeper.tell_all())))
 
-    tasks: set[asyncio.Task[None]] = set()
-    tier = await tier_of(settings, directory, machinery, on_lost)
-    engine = make_engine(settings, machinery, on_step, choose)
-    transfers = make_transfers(settings, machinery, machinery.slab, engine, tier)
-    manager = make_manager(settings, machinery, engine, transfers, tier)
-    with ThreadPoolExecutor(TEXT_THREADS, "text") as text_threads:
+        tasks: set[asyncio.Task[None]] = set()
+        tier = await tier_of(settings, directory, machinery, on_lost, files)
+        if tier is not None:
+            closing.push_async_callback(tier.close)
+        engine = make_engine(settings, machinery, on_step, choose)
+        transfers = make_transfers(settings, machinery, machinery.slab, engine, tier)
+        manager = make_manager(settings, machinery, engine, transfers, tier)
+        text_threads = closing.enter_context(ThreadPoolExecutor(TEXT_THREADS, "text"))
         gateway = make_gateway(settings, machinery, manager, text_threads, tier)
         gateway.metrics.watch_transfers(transfers.traffic)
         if tier is not None:
@@ -126,16 +135,17 @@ async def opened(settings: Settings, choose: Choose = sample) -> AsyncIterator[G
             gateway.keeper.close()
             for task in tasks:
                 task.cancel()
-            copies_ended = await transfers.close(COPIES_END_SECONDS)
+            if not await transfers.close(COPIES_END_SECONDS):
+                unmapping.pop_all()  # a copy that hangs may still write there
             await asyncio.to_thread(engine.close)
-            if tier is not None:
-                await tier.close()
-            if copies_ended:
-                machinery.slab.close()
 
 
 async def tier_of(
-    settings: Settings, directory: NvmeDirectory | None, machinery: Machinery, on_lost: Callable[[], None]
+    settings: Settings,
+    directory: NvmeDirectory | None,
+    machinery: Machinery,
+    on_lost: Callable[[], None],
+    files: FileIO | None = None,
 ) -> DiskTier | None:
     """The NVMe tier in `directory`; what it became is told.
 
@@ -144,7 +154,7 @@ async def tier_of(
     """
     tier = None
     if directory is not None:
-        tier = await asyncio.to_thread(disk_tier.open_tier, settings, directory, machinery.model, on_lost)
+        tier = await asyncio.to_thread(disk_tier.open_tier, settings, directory, machinery.model, on_lost, files)
         if tier is None:
             directory.close()
     log.info(replace(machinery.sizes, nvme_slots=0 if tier is None else tier.num_slots).nvme_line)
@@ -347,6 +357,8 @@ def make_gateway(
     metrics.describe_model({"name": model.name, "device": str(model.device), "dtype": model.layout.dtype})
     book = SessionBook(max_sessions=settings.max_sessions, max_branches=settings.session_branches)
     metrics.watch_sessions(book)
+    if tier is not None:
+        metrics.watch_disk(tier.disk)
     keeper = Keeper(book, manager, journal=None if tier is None else tier.journal)
     if tier is not None:
         keeper.lost = tier.lost

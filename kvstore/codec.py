@@ -77,8 +77,13 @@ class SlotHeader:
             self.payload_bytes,
             self.payload_digest,
         )
-        page = fields.ljust(_CHECKED, b"\0")
-        return page + _check(page)
+        return seal(fields)
+
+
+def seal(fields: bytes) -> bytes:
+    """The page of a header that begins with `fields`; in every version the same."""
+    page = fields.ljust(_CHECKED, b"\0")
+    return page + _check(page)
 
 
 def model_mark(model_key: bytes) -> bytes:
@@ -93,10 +98,10 @@ def unpack(page: bytes | memoryview) -> SlotHeader | HeaderFault:
     magic, version = _PREFIX.unpack_from(data)
     if magic != _MAGIC:
         return HeaderFault.BLANK if data == _BLANK else HeaderFault.DAMAGED
-    if version != FORMAT_VERSION:
-        return HeaderFault.OTHER_FORMAT
     if _check(data[:_CHECKED]) != data[_CHECKED:]:
         return HeaderFault.DAMAGED
+    if version != FORMAT_VERSION:
+        return HeaderFault.OTHER_FORMAT
     _, _, codec, model, has_key, key, has_parent, parent, first, count, size, digest = _FIELDS.unpack_from(data)
     try:
         codec = Codec(codec)

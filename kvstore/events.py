@@ -26,6 +26,8 @@ class TransferEnd(Enum):
     CANCELLED = "cancelled"
     CORRUPT = "corrupt"  # block `good` of the run did not verify: its source is dropped
     STALE = "stale"  # the slot of block `good` holds another block, or none: its source is dropped, and is no fault
+    OTHER_MODEL = "other_model"  # as STALE, a block of another model
+    OTHER_FORMAT = "other_format"  # as STALE, written by another version
     SLOT_BROKEN = "slot_broken"  # the lower tier's slot of block `good` cannot be used (EIO): it is retired
 
 
@@ -51,6 +53,8 @@ class Miss(Enum):
     LOAD_TIMEOUT = "load_timeout"
     CORRUPT = "corrupt"
     STALE = "evicted"  # its slot holds another block by now, which to whoever asks is the same
+    OTHER_MODEL = "model_changed"
+    OTHER_FORMAT = "store_format"
     RECOMPUTE_CHEAPER = "recompute_cheaper"
 
 
@@ -172,7 +176,7 @@ class SleepWanted:
 class TransferDone:
     """The transfer has ended: nothing reads its sources or writes its targets any more.
 
-    Blocks [0, `good`) of its run are sound. `reason` says why the rest is not; with CORRUPT, STALE or
+    Blocks [0, `good`) of its run are sound. `reason` says why the rest is not; with CORRUPT, STALE and its kin, or
     SLOT_BROKEN it is block `good` that is to blame.
     """
 

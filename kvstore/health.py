@@ -2,7 +2,7 @@
 
     OK       read and written
     SUSPECT  read; nothing new is put there. Said from outside, or for `tier_backoff_seconds`
-             after it did not take a block, or not in time
+             after it did not take a block, or not in time, or could not read one
     OFF      neither. Said from outside, or after several deadlines in a row on its reads; then it
              is asked from time to time whether it works, one question at a time: a tier that
              hangs does not answer, and asking again would only hang more threads
@@ -58,7 +58,7 @@ class Health:
             self._retry_at[tier] = 0.0
 
     def distrust(self, tier: Tier, now: float) -> None:
-        """`tier` did not take a block, or not in time."""
+        """`tier` did not take a block, or not in time, or could not read one."""
         self._retry_at[tier] = now + self._config.tier_backoff_seconds
 
     def note_read(self, tier: Tier) -> None:

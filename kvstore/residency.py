@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvstore.blames import Blames
 from kvstore.budget import WriteBudget
 from kvstore.cleaner import Cleaner
 from kvstore.cost import Cost
@@ -41,6 +42,7 @@ class Residency:
         self.cleaner = Cleaner()
         self.totals = Totals()
         self.misses: dict[int, Miss] = {}
+        self.blames = Blames()
         self.num_faults = 0  # changes whenever a block that was on its way, or could be read, may not be any more
         self.dirty = Dirty(self.rows)
         self.tips = Tips(self.rows, self.dirty)
@@ -119,7 +121,7 @@ class Residency:
         self.num_faults += 1
 
     def distrust(self, tier: Tier) -> None:
-        """`tier` did not take a block, or not in time: it gets no more for a while."""
+        """`tier` did not take a block, or not in time, or could not read one: it gets no more for a while."""
         self.health.distrust(tier, self.rows.now)
 
     def note_late_read(self, tier: Tier) -> None:
@@ -127,11 +129,16 @@ class Residency:
         if self.health.note_late_read(tier, self.rows.now):
             self.num_faults += 1
 
-    def condemn(self, tier: Tier, row: int, retire: bool) -> None:
+    def condemn(self, tier: Tier, row: int, why: Miss, retire: bool) -> None:
         """The copy of `row` in `tier` is not to be read again; `retire` its slot when it goes."""
         if self.pools[tier].is_valid(row):
+            self.blames.note(self.rows.key(row), why)
             self.num_faults += 1
             self._condemned[tier, row] = retire or self._condemned.get((tier, row), False)
+
+    def _clear_blame(self, row: int) -> None:
+        if self.blames:
+            self.blames.clear(self.rows.key(row))
 
     def sweep(self) -> None:
         """Drop condemned copies that nothing pins any more."""
@@ -149,6 +156,7 @@ class Residency:
         else:
             self.hbm.publish(row, slot)
         self.rows.origin[row] = Tier.HBM
+        self._clear_blame(row)
         self.refresh_below(row)
         if self._has_nvme:
             self.dirty.note(row)
@@ -157,6 +165,7 @@ class Residency:
     def arrive(self, tier: Tier, row: int) -> None:
         """A transfer has brought `row` to `tier`."""
         self.pools[tier].finish_fill(row)
+        self._clear_blame(row)
         if self._has_nvme:
             self.dirty.note(row)
 

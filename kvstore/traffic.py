@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from kvstore.residency import Residency
     from kvstore.tails import Tail
 
-_MISSES: Final = {TransferEnd.CORRUPT: Miss.CORRUPT, TransferEnd.STALE: Miss.STALE}
+_STALE: Final = {
+    TransferEnd.STALE: Miss.STALE,
+    TransferEnd.OTHER_MODEL: Miss.OTHER_MODEL,
+    TransferEnd.OTHER_FORMAT: Miss.OTHER_FORMAT,
+}
+_OF_THE_MEDIUM: Final = (TransferEnd.FAILED, TransferEnd.SLOT_BROKEN)
+"""A tier that cannot be read is not given anything new for a while, and seen to be suspect."""
+_MISSES: Final = {TransferEnd.CORRUPT: Miss.CORRUPT, **_STALE}
 """Ends of a load that say more than that it failed."""
 
 
@@ -336,19 +343,26 @@ class Traffic:
     def _blame(self, transfer: Transfer) -> None:
         """Draw the consequences of how it ended for the tiers and blocks involved."""
         reason, good, totals = transfer.reason, transfer.good, self._blocks.totals
-        if reason is TransferEnd.DONE or reason is TransferEnd.CANCELLED or good is None:
+        if reason is None or good is None or reason in (TransferEnd.DONE, TransferEnd.CANCELLED):
             return
         is_down = transfer.target > transfer.source
         totals.demotions_failed += is_down
         totals.loads_failed += not is_down
         if is_down:
             self._blocks.distrust(transfer.target)
+        elif reason in _OF_THE_MEDIUM:
+            self._blocks.distrust(transfer.source)
         if reason is TransferEnd.FAILED or good >= len(transfer.rows):
             return
         is_broken = reason is TransferEnd.SLOT_BROKEN
         totals.corrupt += reason is TransferEnd.CORRUPT
-        totals.stale += reason is TransferEnd.STALE
+        totals.stale += reason in _STALE
         if not is_down:
-            self._blocks.condemn(transfer.source, transfer.rows[good], retire=is_broken)
+            why = Miss.LOAD_FAILED if is_broken else _MISSES[reason]
+            # Nobody has looked at the rest of the run, which is as likely to be cut off or overwritten. It has to be
+            # computed with the bad block whatever it is, and is written anew only where it is not taken for there.
+            rest = transfer.rows[good : good + 1 if is_broken else len(transfer.rows)]
+            for row in rest:
+                self._blocks.condemn(transfer.source, row, why, retire=is_broken)
         elif is_broken:
             self._blocks.pools[transfer.target].retire(transfer.target_slots[good])

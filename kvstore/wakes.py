@@ -56,8 +56,12 @@ def plan_worth_restoring(blocks: Residency, keys: Sequence[BlockKey], may_load: 
 
 
 def why_unread(blocks: Residency, keys: Sequence[BlockKey], rows: Sequence[int]) -> Miss | None:
-    """Why `rows`, planned of `keys`, end where they do: because a tier that has the next block is not to be read?"""
-    row = blocks.rows.find(keys[len(rows)]) if len(rows) < len(keys) else NO_ROW
+    """Why `rows`, planned of `keys`, end where they do: was the next block found bad, or is its tier not to be read?"""
+    if len(rows) == len(keys):
+        return None
+    if (blame := blocks.blames.of(keys[len(rows)])) is not None:
+        return blame
+    row = blocks.rows.find(keys[len(rows)])
     return Miss.LOAD_FAILED if row != NO_ROW and blocks.is_unreadable(row) else None
 
 
@@ -148,7 +152,7 @@ class Wake:
             elif self.store.blocks.can_come(row):
                 continue
             elif self.store.blocks.is_unreadable(row):
-                self.miss = Miss.LOAD_FAILED
+                self.miss = self.store.blocks.blames.of(self.store.blocks.rows.key(row)) or Miss.LOAD_FAILED
             self.cut(index)
             break
         if self.tail is not None and self.tail.is_lost:

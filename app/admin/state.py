@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from app.disk_health import disk_state
 from dormouse_gateway import __version__
 from kvstore.types import Tier
 
@@ -28,6 +29,7 @@ def state(gateway: Gateway) -> dict[str, object]:
         "sessions": len(gateway.book),
         "waiting_for_their_key": gateway.queue.waiting,
         **snapshot_object(gateway.manager.snapshot()),
+        "nvme": disk_state(gateway),
         "tokens": metrics.prompt_tokens(),
         "misses": metrics.misses_by_reason(),
         "turns_ended": metrics.turns_by_outcome(),

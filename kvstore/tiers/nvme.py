@@ -6,6 +6,8 @@ writes and no fsync is needed: what a crash has torn is a miss.
 
     written whole, asked for by its key       DONE
     a sound header of another block, or none  STALE         the slot was used again, or erased, or never written
+    a sound header of another model           OTHER_MODEL   a file that came from elsewhere
+    a header of another version               OTHER_FORMAT
     anything else that can be read            CORRUPT       torn, flipped, cut short
     EIO                                       SLOT_BROKEN
     any other error: ENOSPC, EROFS, ...       FAILED        says nothing of what lies in the slot
@@ -143,6 +145,11 @@ class NvmeStore:
             raise SettingInvalid(DIR_FLAG, f"{self._folder.path} cannot be used: {exc}") from exc
         self._segments.flags = self._flags(self.io)
 
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What last failed and has not gone well since, in words."""
+        return tuple(f"{what}: {os.strerror(code)}" for what, code in list(self._told.items()) if code is not None)
+
     def close(self) -> None:
         """Close the files; those that a hung copy still uses stay open as long as it does."""
         self._segments.close()
@@ -151,10 +158,13 @@ class NvmeStore:
         """Write a page beside the slabs and read it back: can this folder be used now? Blocking."""
         try:
             self._folder.make()
-            return self._round_trip(self._flags(self.io))
+            is_sound = self._round_trip(self._flags(self.io))
         except OSError as exc:
             self._tell("probing", exc)
             return False
+        if is_sound:
+            self._told.clear()
+        return is_sound
 
     # --- blocks -------------------------------------------------------------------------------
 
@@ -230,7 +240,9 @@ class NvmeStore:
         except OSError as exc:
             self._tell(what, exc)
             return Landed(0, TransferEnd.SLOT_BROKEN if exc.errno == errno.EIO else TransferEnd.FAILED)
-        self._told.pop(what, None)
+        # Whatever opened the file before went well, too.
+        for past in (what, "making room for blocks" if is_write else "opening a file of blocks"):
+            self._told.pop(past, None)
         with self._counting:
             self.bytes_written += moved if is_write else 0
             self.bytes_read += 0 if is_write else moved
@@ -259,10 +271,12 @@ class NvmeStore:
         header = unpack(page)
         if header is HeaderFault.BLANK:
             return TransferEnd.STALE
+        if header is HeaderFault.OTHER_FORMAT:
+            return TransferEnd.OTHER_FORMAT
         if not isinstance(header, SlotHeader):
             return TransferEnd.CORRUPT
         if header.model != self._model:
-            return TransferEnd.STALE
+            return TransferEnd.OTHER_MODEL
         fits = header.payload_bytes == self.slot_bytes and header.token_count == self._block_tokens
         return header if fits else TransferEnd.CORRUPT
 

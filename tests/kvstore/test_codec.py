@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.codec import FORMAT_VERSION, HEADER_BYTES, HeaderFault, SlotHeader, model_mark, unpack
+from kvstore.codec import FORMAT_VERSION, HEADER_BYTES, HeaderFault, SlotHeader, model_mark, seal, unpack
 from kvstore.types import BlockKey
 
 HEADER = SlotHeader(
@@ -61,6 +61,7 @@ def test_any_prefix_of_a_header_over_another_is_noticed() -> None:
 def test_another_versions_header_is_told_from_a_damaged_one_and_not_read() -> None:
     page = bytearray(HEADER.pack())
     struct.pack_into("<I", page, 8, FORMAT_VERSION + 1)
+    page = bytearray(seal(bytes(page[:4000])))
     assert unpack(bytes(page)) is HeaderFault.OTHER_FORMAT
 
 

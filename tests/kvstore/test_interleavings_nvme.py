@@ -121,12 +121,25 @@ def test_08_a_block_that_does_not_verify_is_dropped_and_what_is_sound_before_it_
     actions = script.end(load.transfer, good=4, reason=reason)
     grant = the_grant(actions)
     assert (grant.cached_tokens, grant.reused_blocks, grant.miss) == (16, (0, 0, 4), miss)
-    assert ForgetBlocks((load.source_slots[4],), erase=False) in actions
-    assert script.where("abcdefgh") == ["HN"] * 4 + [""] + ["N"] * 3
+    assert ForgetBlocks(load.source_slots[4:], erase=False) in actions
+    assert script.where("abcdefgh") == ["HN"] * 4 + [""] * 4, (
+        "nobody knows of the rest, and all of it is computed again"
+    )
     assert getattr(script.planner.snapshot().totals, counter) == 1
     script.fill(1, 4, 5, 6, 7)
-    assert script.where("abcdefgh") == ["HN"] * 4 + ["H"] + ["HN"] * 3
-    assert script.planner.snapshot().dirty_blocks == 1
+    assert script.where("abcdefgh") == ["HN"] * 4 + ["H"] * 4
+
+
+def test_a_turn_is_told_why_a_block_is_gone_that_its_own_hint_found_bad_and_dropped() -> None:
+    script = asleep("abcdefgh", hbm_slots=12)
+    (load,) = copies(script.feed(WakeHinted(WakeId(1), keys("abcdefgh"), Tier.HBM, 30.0)))
+    script.end(load.transfer, good=4, reason=TransferEnd.CORRUPT)
+    assert script.where("e") == [""]
+    grant = the_grant(script.arrive(1, "abcdefgh", output_tokens=0))
+    assert (grant.cached_tokens, grant.miss) == (16, Miss.CORRUPT)
+    script.fill(1, 4, 5, 6, 7)
+    script.stop(1)
+    assert the_grant(script.arrive(2, "abcdefgh", output_tokens=0)).miss is None
 
 
 def test_08_a_slot_that_cannot_be_read_is_retired_and_its_block_forgotten() -> None:

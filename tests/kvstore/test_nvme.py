@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from kvstore.codec import FORMAT_VERSION, HEADER_BYTES, SlotHeader, model_mark, unpack
+from kvstore.codec import FORMAT_VERSION, HEADER_BYTES, SlotHeader, model_mark, seal, unpack
 from kvstore.errors import SettingInvalid
 from kvstore.events import TransferEnd
 from kvstore.nvme_dir import NvmeDirectory
@@ -226,7 +226,7 @@ def test_a_write_torn_anywhere_is_never_taken_for_the_block(
                 assert contents(host, (2,)) == [mixed[HEADER_BYTES:]]
 
 
-def test_slots_of_another_models_folder_are_stale_and_not_found(
+def test_slots_of_another_models_folder_are_told_apart_and_not_found(
     store: NvmeStore, folder: ModelFolder, tmp_path: Path, host: DramSlab
 ) -> None:
     other_folder = model_folder(tmp_path, b"another model's.")
@@ -235,7 +235,7 @@ def test_slots_of_another_models_folder_are_stale_and_not_found(
     other.close()
     store.copy_in(chain_run((0, 1), host, (0, 1)))
     shutil.copy(other_folder.slabs / "0000.kv", folder.slabs / "0000.kv")
-    assert store.copy_out(chain_run((0, 1), host, (2, 3))) == Landed(0, TransferEnd.STALE)
+    assert store.copy_out(chain_run((0, 1), host, (2, 3))) == Landed(0, TransferEnd.OTHER_MODEL)
     assert list(store.scan()) == []
 
 
@@ -252,9 +252,10 @@ def test_slots_of_other_sizes_are_corrupt_and_not_found(folder: ModelFolder, hos
 def test_an_older_formats_header_is_not_read(store: NvmeStore, folder: ModelFolder, host: DramSlab) -> None:
     store.copy_in(chain_run((0,), host, (0,)))
     with (folder.slabs / "0000.kv").open("r+b") as file:
-        file.seek(8)
-        file.write(struct.pack("<I", FORMAT_VERSION - 1))
-    assert store.copy_out(chain_run((0,), host, (0,))) == Landed(0, TransferEnd.CORRUPT)
+        magic = file.read(8)
+        file.seek(0)
+        file.write(seal(magic + struct.pack("<I", FORMAT_VERSION - 1)))
+    assert store.copy_out(chain_run((0,), host, (0,))) == Landed(0, TransferEnd.OTHER_FORMAT)
     assert list(store.scan()) == []
 
 
