@@ -159,7 +159,7 @@ def open_tier(
     shape = SlotShape(layout.block_tokens, layout.slot_bytes, layout.dtype)
     row = catalog.folder(model.name, model.model_key, shape, wall)
     clocks = Clocks(time.monotonic(), wall)
-    restored = catalog.restore(row, clocks, settings.max_sessions, store.scan)
+    restored = catalog.restore(row, clocks, settings.max_sessions, store.scan, slots)
     if restored.unclaimed:
         left = store.erase(slot for slot in restored.unclaimed if slot < slots)
         if left:
