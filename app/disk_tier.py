@@ -200,7 +200,7 @@ def _restored(
         SettingInvalid: what was deleted cannot be erased.
     """
     clocks = Clocks(time.monotonic(), time.time())
-    restored = catalog.restore(row, clocks, settings.max_sessions, store.scan)
+    restored = catalog.restore(row, clocks, settings.max_sessions, store.scan, store.num_slots)
     if restored.unclaimed:
         left = store.erase(slot for slot in restored.unclaimed if slot < store.num_slots)
         if left:

@@ -120,15 +120,21 @@ class Catalog:
         return reading.folders(self.path)
 
     def restore(
-        self, folder: FolderRow, clocks: Clocks, max_sessions: int, scan: Callable[[], Iterable[PlacedBlock]]
+        self,
+        folder: FolderRow,
+        clocks: Clocks,
+        max_sessions: int,
+        scan: Callable[[], Iterable[PlacedBlock]],
+        num_slots: int | None = None,
     ) -> Restored:
         """What there is of a folder. More than `max_sessions` are dropped, the least recently active ones first.
 
-        `scan` reads the headers of the folder's slots: asked where the catalog does not have all its blocks, because
-        it is new or was lost.
+        Slots from `num_slots` on are no more, where the quota has become smaller: they are forgotten. `scan` reads the
+        headers of the folder's slots: asked where the catalog does not have all its blocks, because it is new or was
+        lost.
         """
         with reading.no_garbage_collection():
-            return self._or_anew(lambda: self._restored(folder, clocks, max_sessions, scan), folder)
+            return self._or_anew(lambda: self._restored(folder, clocks, max_sessions, scan, num_slots), folder)
 
     def _or_anew(self, attempt: Callable[[], T], folder: FolderRow | None = None) -> T:
         """What `attempt` reads, or, where the file is damaged, what it reads of a new one with `folder` in it."""
@@ -146,11 +152,18 @@ class Catalog:
         return attempt()
 
     def _restored(
-        self, folder: FolderRow, clocks: Clocks, max_sessions: int, scan: Callable[[], Iterable[PlacedBlock]]
+        self,
+        folder: FolderRow,
+        clocks: Clocks,
+        max_sessions: int,
+        scan: Callable[[], Iterable[PlacedBlock]],
+        num_slots: int | None,
     ) -> Restored:
         was_whole = any(each.number == folder.number and each.has_all_blocks for each in reading.folders(self.path))
         if not was_whole:
             self._own.replace_blocks(folder.number, scan())
+        if num_slots is not None:
+            self._own.clear_from(folder.number, num_slots)
         sessions = sorted(reading.sessions(self.path, folder.number, clocks), key=lambda each: each.last_active)
         too_many = sessions[: max(0, len(sessions) - max_sessions)]
         if too_many:

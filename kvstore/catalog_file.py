@@ -242,6 +242,11 @@ class CatalogFile:
                 "DELETE FROM blocks WHERE folder = ? AND slot = ?", ((folder, slot) for slot in slots)
             )
 
+    def clear_from(self, folder: int, slot: int) -> None:
+        """Nothing is in `slot` and those behind it."""
+        with _Transaction(self._connection):
+            self._connection.execute("DELETE FROM blocks WHERE folder = ? AND slot >= ?", (folder, slot))
+
     def expire(self, wall: float) -> int:
         """Drop branches whose time has come, and sessions left without one; how many branches those were."""
         with _Transaction(self._connection) as transaction:

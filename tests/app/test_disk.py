@@ -200,6 +200,25 @@ def test_verify_names_what_is_not_as_it_was_written(
     assert not found["sound"]
 
 
+def test_verify_is_content_once_a_server_has_started_with_a_smaller_quota(kept: Kept) -> None:
+    directory = NvmeDirectory(kept.root)
+    directory.open()
+    store = NvmeStore(
+        directory.folder("tiny", MODEL), 2, SLOT_BYTES, block_tokens=BLOCK_TOKENS, io="buffered",
+        make_room=lambda _size: True,
+    )  # fmt: skip
+    store.open()
+    assert store.bytes_on_disk == 2 * STRIDE, "what is beyond the quota was cut off"
+    catalog = Catalog.open(directory.catalog, 1000.0)
+    row = catalog.folder("tiny", MODEL, SHAPE, 1000.0)
+    restored = catalog.restore(row, Clocks(500.0, 1000.0), 100, store.scan, store.num_slots)
+    assert list(restored.blocks.slots) == [0, 1]
+    assert catalog.close(WAIT_SECONDS)
+    store.close()
+    directory.close()
+    assert dormouse("verify", "--nvme-dir", str(kept.root)).exit_code == 0
+
+
 def test_rm_leaves_no_byte_of_a_session_and_all_of_those_that_share_with_it(kept: Kept) -> None:
     shared, own = kept.payloads["tiny-0"]
     assert shared in kept.slabs()
