@@ -38,7 +38,7 @@ class Residency:
         tiers = 3 if config.nvme_slots else 2 if config.dram_slots else 1
         self.rows = Rows(tiers)
         self.pools = tuple(Pool(tier, capacities[tier], self.rows) for tier in Tier if tier < tiers)
-        self.hbm = self.pools[Tier.HBM]
+        self.hbm, self.below = self.pools[Tier.HBM], self.pools[1:]
         self.cleaner = Cleaner()
         self.totals = Totals()
         self.misses: dict[int, Miss] = {}
@@ -62,7 +62,7 @@ class Residency:
 
     def source_of(self, row: int) -> Tier | None:
         """The nearest tier below HBM that `row` can be read from."""
-        for pool in self.pools[1:]:
+        for pool in self.below:
             if pool.is_valid(row) and self._is_readable(pool.tier, row):
                 return pool.tier
         return None
@@ -84,7 +84,7 @@ class Residency:
 
     def is_below(self, row: int) -> bool:
         """Is `row` anywhere below HBM, readable or not, or on its way there?"""
-        for pool in self.pools[1:]:  # noqa: SIM110 - asked of every block that leaves; a generator costs three times that
+        for pool in self.below:  # noqa: SIM110 - asked of every block that leaves; a generator costs three times that
             if pool.is_present(row):
                 return True
         return False
@@ -97,7 +97,7 @@ class Residency:
 
     def is_unreadable(self, row: int) -> bool:
         """Is `row` in a lower tier, and not to be read from any?"""
-        return self.source_of(row) is None and any(pool.is_valid(row) for pool in self.pools[1:])
+        return self.source_of(row) is None and any(pool.is_valid(row) for pool in self.below)
 
     def may_sink(self, row: int) -> bool:
         """May `row` be copied to NVMe, and does it make sense?"""
@@ -112,7 +112,7 @@ class Residency:
         return not any(pool.is_valid(row) for pool in self.pools if pool.tier is not tier)
 
     def _is_readable(self, tier: Tier, row: int) -> bool:
-        return self.health.is_readable(tier) and (tier, row) not in self._condemned
+        return self.health.is_readable(tier) and not (self._condemned and (tier, row) in self._condemned)
 
     # --- trust ------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Residency:
 
     def refresh_below(self, row: int) -> None:
         """What is VALID in HBM is a duplicate below, and goes first there."""
-        for pool in self.pools[1:]:
+        for pool in self.below:
             pool.refresh(row)
 
     # --- counting ---------------------------------------------------------------------

@@ -14,10 +14,10 @@ one for which NVMe has no room, because all that is there is warmer, is not.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from kvstore.deadlines import Deadlines
 from kvstore.events import WritePolicy, WritePolicyChanged
 from kvstore.rows import NO_ROW
 from kvstore.transfers import RUN_BLOCKS, Purpose
@@ -42,7 +42,7 @@ class Sinking:
         self._store = store
         self._config = config
         self._emit = emit
-        self._idle: Deadlines[BlockKey] = Deadlines()
+        self._idle: OrderedDict[BlockKey, float] = OrderedDict()  # tips by when they are due, which is their order
         self._drain_until: float | None = None
         self._is_over = False
 
@@ -71,13 +71,13 @@ class Sinking:
         if not self._store.blocks.has_tier(Tier.NVME):
             return
         if old_tip is not None:
-            self._idle.discard(old_tip)
+            self.forget(old_tip)
         policy = self.policy
         if policy is WritePolicy.ON_PRESSURE:
             return
         if policy is WritePolicy.EVERY_TURN:
             self.ask_for(self._store.blocks.tips.row(tip))
-        self._idle.set(tip, self._store.blocks.rows.now + self._config.idle_to_nvme_seconds)
+        self._wait_for_idle(tip)
 
     def ask_for(self, row: int) -> None:
         """Copy what is dirty of the chain that ends in `row`; its blocks are as recent as it is."""
@@ -95,7 +95,7 @@ class Sinking:
 
     def forget(self, tip: BlockKey) -> None:
         """A branch does not end at `tip` any more."""
-        self._idle.discard(tip)
+        self._idle.pop(tip, None)
 
     def drain(self, deadline: float) -> None:
         """Copy everything, and what is added until then."""
@@ -111,8 +111,8 @@ class Sinking:
         if not blocks.has_tier(Tier.NVME):
             return
         self._watch_budget()
-        for tip in self._idle.take_due(blocks.rows.now):
-            self._fell_idle(tip)
+        while self._idle and next(iter(self._idle.values())) <= blocks.rows.now:
+            self._fell_idle(self._idle.popitem(last=False)[0])
         if self._drain_until is not None and self._drain_until <= blocks.rows.now:
             self._drain_until = None
             blocks.dirty.all_due = False
@@ -124,7 +124,7 @@ class Sinking:
     def next_moment(self) -> float | None:
         """When there will be something to do that no event tells of."""
         blocks = self._store.blocks
-        moments = [self._idle.next(), self._drain_until]
+        moments = [next(iter(self._idle.values()), None), self._drain_until]
         if blocks.dirty.due and blocks.health.retry_at(Tier.NVME) > blocks.rows.now:
             moments.append(blocks.health.retry_at(Tier.NVME))
         return min((moment for moment in moments if moment is not None), default=None)
@@ -144,12 +144,14 @@ class Sinking:
         if row == NO_ROW or self.policy is WritePolicy.ON_PRESSURE:
             return
         idle_at = blocks.rows.last[row] + self._config.idle_to_nvme_seconds
-        if blocks.hbm.is_held(row):
-            self._idle.set(tip, blocks.rows.now + self._config.idle_to_nvme_seconds)
-        elif idle_at > blocks.rows.now:
-            self._idle.set(tip, idle_at)
+        if blocks.hbm.is_held(row) or idle_at > blocks.rows.now:
+            self._wait_for_idle(tip)
         else:
             self.ask_for(row)
+
+    def _wait_for_idle(self, tip: BlockKey) -> None:
+        self._idle.pop(tip, None)
+        self._idle[tip] = self._store.blocks.rows.now + self._config.idle_to_nvme_seconds
 
     def _may_start(self) -> bool:
         blocks, transfers = self._store.blocks, self._store.traffic.transfers

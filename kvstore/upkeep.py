@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from kvstore.config import PlannerConfig
     from kvstore.store import Store
 
+MOST_AT_ONCE = 128
+"""Blocks of DRAM that leave in one call: a tenth of a large tier, dropped at once, would hold up every turn for
+tens of milliseconds. The next event goes on."""
+
 
 class Upkeep:
     """Cleaner and watermarks. The cleaner makes one copy at a time, so that others find the way free."""
@@ -85,4 +89,5 @@ class Upkeep:
         used = dram.num_used - moving
         self._is_dram_high = used > dram.capacity * (config.dram_low if self._is_dram_high else config.dram_high)
         if self._is_dram_high:
-            store.room.relieve(Tier.DRAM, used - int(dram.capacity * config.dram_low))
+            excess = used - int(dram.capacity * config.dram_low)
+            store.room.relieve(Tier.DRAM, min(excess, MOST_AT_ONCE))

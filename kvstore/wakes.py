@@ -222,7 +222,9 @@ class Wake:
         return source, self.rows[index:end]
 
     def _source_of(self, row: int) -> Tier | None:
-        return None if self.store.blocks.is_rising(row) else self.store.blocks.source_of(row)
+        blocks = self.store.blocks
+        source = blocks.source_of(row)
+        return None if source is Tier.NVME and blocks.pools[Tier.DRAM].is_filling(row) else source
 
     def _can_lift(self) -> bool:
         blocks = self.store.blocks
