@@ -35,10 +35,10 @@ class DiskHealth:
 
 def disk_health(gateway: Gateway) -> DiskHealth | None:
     """As of now; None where nothing is kept on disk."""
-    disk = gateway.disk
-    if disk is None or not gateway.has_tier(Tier.NVME):
+    disk, tiers = gateway.disk, gateway.manager.snapshot().tiers
+    if disk is None or len(tiers) <= Tier.NVME:
         return None
-    blocks, catalog = gateway.manager.snapshot().tier(Tier.NVME).health, disk.catalog.health
+    blocks, catalog = tiers[Tier.NVME].health, disk.catalog.health
     reasons = [] if blocks is TierHealth.OK else list(disk.store.faults) or ["the disk does not answer in time"]
     if catalog.state is not TierHealth.OK:
         reasons.append(f"catalog: {catalog.reason}")

@@ -156,7 +156,7 @@ def _unpack_told(packed: bytes) -> Told:
     try:
         num_messages, prompt_length, answer_start, digest, prompt_digest = TOLD.unpack(packed)
     except struct.error as error:
-        raise ValueError(str(error)) from error
+        raise ValueError("not a conversation's marks") from error
     return Told(num_messages, digest, prompt_length, prompt_digest, answer_start)
 
 
