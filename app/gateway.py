@@ -63,8 +63,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        window = max(1, settings.look_ahead_turns)
-        self.queue = FairQueue(self.manager, max_queue=settings.max_queue, window=window)
+        self.queue = FairQueue(self.manager, max_queue=settings.max_queue, step_tokens=settings.prefill_chunk_tokens)
 
     @property
     def book(self) -> SessionBook:

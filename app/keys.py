@@ -214,6 +214,7 @@ def _tenant(name: str, entry: KeyEntry, settings: Settings, num_keys: int) -> Te
     most_running = settings.max_running if alone else max(1, settings.max_running - settings.max_running // 4)
     most_waiting = settings.max_queue if alone else max(1, settings.max_queue // 2)
     limits = Limits(
+        is_alone=alone,
         max_context=either(entry.max_context, settings.key_max_context),
         max_running=either(
             entry.max_running, most_running if settings.key_max_running == "auto" else settings.key_max_running

@@ -20,6 +20,8 @@ class Limits:
     max_context: int = 0
     max_running: int = 0
     max_waiting: int = 0
+    is_alone: bool = False
+    """There is no other key to leave room for."""
 
 
 NO_LIMITS = Limits()

@@ -51,6 +51,8 @@ class Lease:
         self.stored_tokens = 0
         """Tokens of full blocks this turn computed and left to be reused."""
         self._cancel = cancel
+        self._has_answered = False
+        self._on_answer: Callable[[], None] | None = None
         self._on_end: Callable[[], None] | None = None
         self._unread: TurnProgress | None = None
         self._news = asyncio.Event()
@@ -81,11 +83,14 @@ class Lease:
             self._cancel()
         await self._ended.wait()
 
-    def when_ended(self, call: Callable[[], None]) -> None:
-        """Have `call` made once the turn's slots are free, closed or not; only the last one named is."""
-        self._on_end = call
+    def watch(self, on_answer: Callable[[], None], on_end: Callable[[], None]) -> None:
+        """Call `on_answer` with the first token and `on_end` once the slots are free, each once, or at once where that
+        was already."""
+        self._on_answer, self._on_end = on_answer, on_end
+        if self._has_answered:
+            on_answer()
         if self._ended.is_set():
-            call()
+            on_end()
 
     # --- the manager's side -------------------------------------------------------------
 
@@ -95,6 +100,10 @@ class Lease:
             piece = _merged(self._unread, piece)
         self._unread = piece
         self._news.set()
+        if piece.new_token_ids and not self._has_answered:
+            self._has_answered = True
+            if self._on_answer is not None:
+                self._on_answer()
 
     def end(self) -> None:
         """The turn's slots are free."""

@@ -10,11 +10,11 @@ import pytest
 
 from app import tenants
 from app.budgets import Budget
-from app.fair_queue import FairQueue
+from app.fair_queue import AHEAD, FairQueue
 from app.tenants import Limits, Tenant
 from kvstore.errors import ContextTooLong, QueueFull
 from kvstore.lease import Grant, Lease
-from kvstore.types import Namespace, TurnId, TurnSpec
+from kvstore.types import Namespace, TurnId, TurnProgress, TurnSpec
 
 
 class Store:
@@ -52,8 +52,13 @@ class Store:
             may_run.set_result(None)
 
 
-def queue_of(store: Store, *, window: int = 1, max_queue: int = 100) -> FairQueue:
-    return FairQueue(store, max_queue=max_queue, window=window, clock=lambda: 5.0)  # type: ignore[arg-type]
+def queue_of(store: Store, *, step_tokens: int = 1000, max_queue: int = 100) -> FairQueue:
+    return FairQueue(store, max_queue=max_queue, step_tokens=step_tokens, clock=lambda: 5.0)  # type: ignore[arg-type]
+
+
+def piece(lease: Lease) -> TurnProgress:
+    """A first token."""
+    return TurnProgress(lease.turn, computed_tokens=4, new_token_ids=[7])
 
 
 def spec(tokens: int = 4, priority: int = 0) -> TurnSpec:
@@ -74,36 +79,71 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def tenant(name: str, **limits: int) -> Tenant:
+def tenant(name: str, **limits: Any) -> Tenant:
     return Tenant(name, Limits(**limits))
 
 
-async def test_a_flood_of_one_key_does_not_stand_before_anothers_first_turn() -> None:
+async def test_a_flood_of_one_key_does_not_stand_before_anothers_turn() -> None:
     store = Store(room=2)
     queue = queue_of(store)
     alice, bob = tenant("alice"), tenant("bob")
     flood = [ask(queue, alice) for _ in range(20)]
     await settle()
-    assert store.granted == ["alice", "alice"]
+    assert (store.granted, len(store.asked)) == (["alice", "alice"], 2 + AHEAD)
     ask(queue, bob)
     await settle()
-    store.end(flood[0].result())
+    assert store.asked[-1] == "bob"
+    for task in flood[:3]:
+        store.end(task.result())
+        await settle()
+    assert store.granted[2:] == ["alice", "alice", "bob"]
+
+
+async def test_a_key_computes_a_steps_worth_of_prompts_at_a_time() -> None:
+    store = Store(room=100)
+    queue = queue_of(store, step_tokens=8)
+    alice, bob = tenant("alice"), tenant("bob")
+    flood = [ask(queue, alice, tokens=5) for _ in range(9)]
     await settle()
-    assert store.granted[2:] == ["alice"]  # it had been handed on already: what stands before bob is the window
-    store.end(flood[1].result())
+    assert store.granted == ["alice"] * 2  # ten tokens
+    ask(queue, bob, tokens=5)
     await settle()
-    assert store.granted[3:] == ["bob"]
+    assert store.granted == ["alice"] * 2 + ["bob"]
+    first = flood[0].result()
+    first.deliver(piece(first))
+    await settle()
+    assert store.granted == ["alice"] * 2 + ["bob"] + ["alice"] * 1
+    store.end(flood[1].result())  # one that ends without a token is computed no more, either
+    store.end(first)
+    await settle()
+    assert store.granted[4:] == ["alice"]
+    for task in flood:
+        task.cancel()
 
 
 async def test_keys_that_both_want_more_get_turns_alike() -> None:
     store = Store(room=1)
     queue = queue_of(store)
     alice, bob = tenant("alice"), tenant("bob")
-    tasks = [ask(queue, alice) for _ in range(6)] + [ask(queue, bob) for _ in range(3)]
-    for _ in range(9):
+    tasks = [ask(queue, alice) for _ in range(12)] + [ask(queue, bob) for _ in range(6)]
+    ended: set[asyncio.Task[Lease]] = set()
+    for _ in range(18):
         await settle()
-        store.end(next(task for task in tasks if task.done() and not task.result()._ended.is_set()).result())
-    assert store.granted[1:7].count("bob") == 3
+        task = next(task for task in tasks if task.done() and task not in ended)
+        ended.add(task)
+        store.end(task.result())
+    assert store.granted[AHEAD + 1 : AHEAD + 11].count("bob") in (5, 6)
+
+
+async def test_a_key_that_is_alone_leaves_the_order_to_the_store() -> None:
+    store = Store(room=0)
+    queue = queue_of(store, step_tokens=1)
+    alone = Tenant("alice", Limits(is_alone=True))
+    tasks = [ask(queue, alone) for _ in range(7)]
+    await settle()
+    assert len(store.asked) == 7
+    for task in tasks:
+        task.cancel()
 
 
 async def test_within_a_key_the_lower_priority_goes_first_then_the_older() -> None:
@@ -123,7 +163,7 @@ async def test_within_a_key_the_lower_priority_goes_first_then_the_older() -> No
     store.room = 1
     store._grant()
     await asyncio.gather(*tasks)
-    assert order == ["first", "urgent", "b", "c"]
+    assert order == ["first", "b", "urgent", "c"]  # the second had been handed on
 
 
 async def test_no_key_runs_more_than_it_may_and_others_pass_it() -> None:
@@ -143,18 +183,20 @@ async def test_no_key_runs_more_than_it_may_and_others_pass_it() -> None:
 async def test_a_key_that_fills_its_part_of_the_queue_is_refused_and_others_are_not() -> None:
     queue = queue_of(Store(room=0), max_queue=4)
     alice, bob = tenant("alice", max_waiting=2), tenant("bob", max_waiting=4)
-    tasks = [ask(queue, alice) for _ in range(4)]
+    tasks = [ask(queue, alice) for _ in range(5)]
     await settle()
-    assert [task.done() for task in tasks] == [False, False, False, True]  # one was handed on, two wait
+    assert [task.done() for task in tasks] == [False, False, False, False, True]  # two were handed on, two wait
     with pytest.raises(QueueFull):
-        tasks[3].result()
-    others = [ask(queue, bob) for _ in range(3)]
+        tasks[4].result()
+    others = [ask(queue, bob) for _ in range(5)]
     await settle()
-    assert [task.done() for task in others] == [False, False, True]  # the whole queue's limit
-    for task in (*tasks[:3], *others):
+    assert [task.done() for task in others] == [False, False, False, False, True]  # the whole queue's limit
+    for task in (*tasks[:4], *others):
         task.cancel()
     await asyncio.gather(*tasks, *others, return_exceptions=True)
-    assert repr(queue) == "<FairQueue 0/1 handed on | alice 0+0, bob 0+0>"
+    assert repr(queue) == (
+        "<FairQueue alice 0 waiting, 0 handed on, 0 running | bob 0 waiting, 0 handed on, 0 running>"
+    )
 
 
 @pytest.mark.parametrize("moment", ["waiting here", "just called", "handed on"])
@@ -185,7 +227,7 @@ async def test_who_leaves_gives_back_its_place(moment: str) -> None:
         store.end(second.result())
         await settle()
     store.end(third.result())
-    assert repr(queue) == "<FairQueue 0/1 handed on | alice 0+0>"
+    assert repr(queue) == "<FairQueue alice 0 waiting, 0 handed on, 0 running>"
 
 
 async def test_prompt_and_output_are_charged_to_the_key() -> None:
@@ -222,6 +264,6 @@ async def test_without_keys_every_turn_goes_straight_to_the_store() -> None:
 async def test_time_spent_in_this_queue_counts_as_queued() -> None:
     times = iter([10.0, 12.5])
     store = Store(room=1)
-    queue = FairQueue(store, max_queue=9, window=1, clock=lambda: next(times))  # type: ignore[arg-type]
+    queue = FairQueue(store, max_queue=9, step_tokens=9, clock=lambda: next(times))  # type: ignore[arg-type]
     lease = await ask(queue, tenant("alice"))
     assert lease.grant.queue_seconds == 2.5

@@ -76,7 +76,7 @@ def test_limits_come_from_the_file_then_from_the_settings(tmp_path: Path) -> Non
 def test_a_key_that_is_alone_has_everything(tmp_path: Path) -> None:
     owner = ring(tmp_path, api_keys=SecretStr(f"alice={ALICE}"), max_running=8, max_queue=10).owner(ALICE)
     assert owner is not None
-    assert owner.limits == Limits(max_running=8, max_waiting=10)
+    assert owner.limits == Limits(max_running=8, max_waiting=10, is_alone=True)
 
 
 @pytest.mark.parametrize(
