@@ -50,6 +50,13 @@ class FolderBlocks:
         again. The catalog forgets them only then: what a crash interrupts is found at the next start and erased."""
         self._try(tuple(slots), done, FIRST_RETRY_SECONDS)
 
+    def _forget_erased(self, slots: tuple[int, ...]) -> None:
+        def change(pending: Pending) -> None:
+            for slot in slots:
+                pending.erase(self._folder, slot)
+
+        self._catalog.put(change)
+
     def close(self) -> None:
         """Erase what was asked for, and take no more."""
         self._is_closed = True
@@ -61,7 +68,7 @@ class FolderBlocks:
         loop = asyncio.get_running_loop()
 
         def ended(left: tuple[int, ...]) -> None:
-            self.forget(slot for slot in slots if slot not in left)
+            self._forget_erased(tuple(slot for slot in slots if slot not in left))
             if not left:
                 done()
                 return
@@ -91,7 +98,7 @@ def note_swept(catalog: Catalog, folder: FolderRow, slots: Iterable[int]) -> Non
 
     def change(pending: Pending) -> None:
         for slot in cleared:
-            pending.clear(folder.number, slot)
+            pending.erase(folder.number, slot)
         pending.sweep(folder.number, folder.wants_sweep)
 
     catalog.put(change)

@@ -196,7 +196,7 @@ class Branches:
                 return True
             present = [pool for pool in above if pool.is_present(row)]
             if present and not blocks.can_read(Tier.NVME, row):
-                if self._sinking.is_due(row):
+                if self._sinking.is_due(row) and (blocks.takes(Tier.NVME) or blocks.pools[Tier.NVME].is_filling(row)):
                     return False
                 self._sleeping[key] = since, Tier.DRAM  # the rest goes as far as it can
                 return self._is_asleep(key, since)

@@ -194,6 +194,7 @@ class Catalog:
         """`slots` have been erased, and they were all that was unclaimed when `folder` was read."""
         self._own.clear_slots(folder.number, slots)
         self._own.swept(folder.number, folder.wants_sweep)
+        self._own.empty_log()
 
     def drop_sessions(self, serials: Iterable[int]) -> None:
         """Sessions of any model are gone, with what was said in them; their folders want a sweep."""

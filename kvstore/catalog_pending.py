@@ -29,6 +29,7 @@ class Batch:
     blocks: dict[tuple[int, int], PlacedBlock | None] = field(default_factory=dict)
     ids: dict[tuple[str, str | None], None] = field(default_factory=dict)
     sweeps: dict[int, int] = field(default_factory=dict)
+    erases: bool = False  # of `blocks`, some whose very keys have to go
 
     def __len__(self) -> int:
         return len(self.sessions) + len(self.branches) + len(self.blocks) + len(self.ids) + len(self.sweeps)
@@ -36,7 +37,7 @@ class Batch:
     @property
     def removes(self) -> bool:
         """Something that a client said is to be gone."""
-        return bool(self.ids) or None in self.sessions.values() or None in self.branches.values()
+        return self.erases or bool(self.ids) or None in self.sessions.values() or None in self.branches.values()
 
 
 class Pending:
@@ -91,6 +92,11 @@ class Pending:
         self._batch.blocks[folder, slot] = None
         self.version += 1
 
+    def erase(self, folder: int, slot: int) -> None:
+        """The slot holds nothing, and nothing is to tell what it held: a key tells whoever guesses the text."""
+        self.clear(folder, slot)
+        self._batch.erases = True
+
     def sweep(self, folder: int, wanted: int) -> None:
         """Nothing is left in the folder's slots that no session of it had when it wanted `wanted`."""
         self._batch.sweeps[folder] = wanted
@@ -110,6 +116,7 @@ class Pending:
         _fill_in(newer.blocks, taken.blocks)
         _fill_in(newer.ids, taken.ids)
         _fill_in(newer.sweeps, taken.sweeps)
+        newer.erases = newer.erases or taken.erases
 
 
 def _fill_in(newer: dict[K, V], older: dict[K, V]) -> None:

@@ -36,6 +36,18 @@ def undisturbed(model: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def retold(undisturbed: Server) -> Callable[[Talk], str]:
+    """The last answer of a talk, as a server gives it that knows no more of the talk than the request says."""
+
+    def text(talk: Talk) -> str:
+        again = Talk(talk.name, talk.texts[:-1])
+        undisturbed.say(again, cache_prompt=False)
+        return again.texts[-1]
+
+    return text
+
+
+@pytest.fixture(scope="session")
 def control(undisturbed: Server) -> Control:
     """What a conversation of that name hears that never leaves HBM."""
     known: dict[str, list[str]] = {}

@@ -31,6 +31,8 @@ USERS = (
     "And then, when the snow is gone? " * 4,
     "And after that? " * 8,
     "Is that the end? " * 8,
+    "And where is it now? " * 4,
+    "Does it still sleep? " * 4,
 )
 """What every conversation says; `name` tells them apart from their first block on."""
 
@@ -62,8 +64,13 @@ class Talk:
     name: str
     texts: list[str] = field(default_factory=list)
 
+    @property
+    def id(self) -> str:
+        """Of its session."""
+        return self.name.replace(" ", "-")
+
     def messages(self) -> list[dict[str, str]]:
-        said: list[dict[str, str]] = []
+        said = [_message("system", f"{self.name}: that is whom you talk to.")]
         for user, text in zip(USERS, self.texts, strict=False):
             said += [_message("user", user.format(name=self.name)), _message("assistant", text)]
         return [*said, _message("user", USERS[len(self.texts)].format(name=self.name))]
@@ -85,7 +92,7 @@ class Server:
         body = {
             "model": "tiny",
             "messages": talk.messages(),
-            "session_id": talk.name,
+            "session_id": talk.id,
             "max_tokens": 8,
             "temperature": 0.0,
             **fields,
@@ -98,20 +105,21 @@ class Server:
         return session
 
     def sleep(self, talk: Talk, tier: str = "nvme") -> dict[str, Any]:
-        told: dict[str, Any] = self.http.post(f"/v1/sessions/{talk.name}/sleep", params={"tier": tier}).json()
+        told: dict[str, Any] = self.http.post(f"/v1/sessions/{talk.id}/sleep", params={"tier": tier}).json()
         return told
 
     def blocks(self, talk: Talk) -> dict[str, int]:
         """Of its latest branch, by tier."""
-        branches = self.http.get(f"/v1/sessions/{talk.name}").json()["branches"]
+        branches = self.http.get(f"/v1/sessions/{talk.id}").json()["branches"]
         blocks: dict[str, int] = branches[-1]["blocks"]
         return blocks
 
     def asleep(self, talk: Talk) -> None:
         """Put it to sleep on NVMe, all of it, and nowhere else."""
         assert self.sleep(talk)["status"] == "asleep"
-        assert self.blocks(talk)["nvme"] > 0
-        assert (self.blocks(talk)["hbm"], self.blocks(talk)["dram"]) == (0, 0)
+        blocks = self.blocks(talk)
+        assert blocks["nvme"] > 0
+        assert (blocks["hbm"], blocks["dram"]) == (0, 0), blocks
 
     def state(self) -> dict[str, Any]:
         told: dict[str, Any] = self.http.get("/admin/api/state").json()

@@ -47,12 +47,11 @@ def save(folder: Path, embedded: Path, **shape: Any) -> Path:
 
 
 def perturb(folder: Path) -> None:
-    """Change one number of one tensor."""
+    """Change one tensor, enough to be heard."""
     from safetensors.torch import load_file, save_file
 
     path = folder / "model.safetensors"
     tensors = load_file(path)
-    name = sorted(tensors)[0]
-    tensors[name] = tensors[name].clone()
-    tensors[name].view(-1)[7] += 0.25
+    name = "model.layers.0.self_attn.v_proj.weight"
+    tensors[name] = tensors[name] * 1.5
     save_file(tensors, path, metadata={"format": "pt"})

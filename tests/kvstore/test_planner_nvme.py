@@ -602,3 +602,13 @@ def test_a_hundred_thousand_blocks_are_taken_over_in_a_moment() -> None:
     assert time.perf_counter() - start < 5.0, "half a second where nothing else runs"
     assert planner.snapshot().tier(Tier.NVME).valid == 100_000
     planner.check()
+
+
+def test_a_chain_sent_to_sleep_on_a_tier_that_takes_nothing_goes_as_far_as_it_can_and_nobody_waits() -> None:
+    script = tiered()
+    script.run(1, "ab")
+    script.feed(TierHealthChanged(Tier.NVME, TierHealth.SUSPECT))
+    script.feed(SleepWanted(keys("ab"), Tier.NVME))
+    script.end_all()
+    assert not script.planner.are_falling_asleep(keys("ab"))
+    assert script.where("ab") == ["D", "D"]
