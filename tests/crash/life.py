@@ -113,7 +113,7 @@ async def live(plan: dict[str, Any]) -> None:
     form, root = Form(**plan["form"]), Path(plan["root"])
     fuse = Fuse(Plan(**plan["plan"]), lambda point: tell("at", point=point))
     kill_in_commits(fuse)
-    files = CrashingFiles(fuse, Path(plan["journal"]), STRIDE, SEGMENT_SLOTS)
+    files = CrashingFiles(fuse, Path(plan["journal"]), SEGMENT_SLOTS * STRIDE)
     async with opened(root, form, files) as it:
         it.check()
         tell_state("open", it)

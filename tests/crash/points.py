@@ -75,34 +75,33 @@ class Fuse:
 class CrashingFiles(OsFileIO):
     """The operating system's files, up to the planned point; `journal` is the file of notes."""
 
-    def __init__(self, fuse: Fuse, journal: Path, stride: int, per_segment: int) -> None:
+    def __init__(self, fuse: Fuse, journal: Path, segment_bytes: int) -> None:
         super().__init__(libc_fallocate())
         self._fuse = fuse
         self._journal = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._stride = stride
-        self._per_segment = per_segment
-        self._first: dict[int, int] = {}  # slot that a file of slots begins with, by descriptor
+        self._segment_bytes = segment_bytes
+        self._number: dict[int, int] = {}  # of a file of slots, by descriptor
         self._direct: set[int] = set()
 
     def open(self, path: str, flags: int) -> int:
         fd = super().open(path, flags)
         name = Path(path).name
-        self._first.pop(fd, None)
+        self._number.pop(fd, None)
         self._direct.discard(fd)
         if SEGMENT_NAME.fullmatch(name):
-            self._first[fd] = int(name[:-3]) * self._per_segment
+            self._number[fd] = int(name[:-3])
         if flags & DIRECT_FLAG:
             self._direct.add(fd)
         return fd
 
     def read(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        if fd in self._first and self._fuse.is_due("read"):
+        if fd in self._number and self._fuse.is_due("read"):
             super().read(fd, self._share(fd, buffers), offset)
             self._fuse.stop_here()
         return super().read(fd, buffers, offset)
 
     def write(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        if fd not in self._first:
+        if fd not in self._number:
             return super().write(fd, buffers, offset)
         blocks = self._blocks(fd, buffers, offset)
         self._note("write", blocks)
@@ -115,14 +114,14 @@ class CrashingFiles(OsFileIO):
         return moved
 
     def resize(self, fd: int, size: int) -> None:
-        if fd in self._first and self._fuse.is_due("resize"):
+        if fd in self._number and self._fuse.is_due("resize"):
             if self._fuse.plan.share < 0.5:
                 super().resize(fd, int(size * self._fuse.plan.share))
             self._fuse.stop_here()
         super().resize(fd, size)
 
     def zero(self, fd: int, offset: int, length: int) -> None:
-        blocks = [(self._first[fd] + offset // self._stride, "")]
+        blocks = [(self._slot(fd, offset, length), "")]
         self._note("write", blocks)
         if self._fuse.is_due("zero"):
             part = int(length * self._fuse.plan.share)
@@ -133,13 +132,18 @@ class CrashingFiles(OsFileIO):
 
     def _blocks(self, fd: int, buffers: Sequence[memoryview], offset: int) -> list[tuple[int, str]]:
         """Slots that a write goes to, with the keys of what it brings; "" for none."""
-        first = self._first[fd] + offset // self._stride
+        if len(buffers[0]) != HEADER_BYTES:
+            return []  # the rest of a write that was cut short
+        first = self._slot(fd, offset, len(buffers[0]) + len(buffers[1]))
         found = []
         for place, page in enumerate(buffers[::2]):
-            header = unpack(page) if len(page) == HEADER_BYTES else None
+            header = unpack(page)
             key = header.key if isinstance(header, SlotHeader) else None
             found.append((first + place, "" if key is None else key.hex()))
         return found
+
+    def _slot(self, fd: int, offset: int, stride: int) -> int:
+        return self._number[fd] * (self._segment_bytes // stride) + offset // stride
 
     def _note(self, what: str, blocks: list[tuple[int, str]]) -> None:
         os.write(self._journal, (json.dumps([what, blocks]) + "\n").encode())
