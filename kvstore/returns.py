@@ -10,7 +10,7 @@ those after an answer to a human. What the client expects goes before what was s
 Only branches that have come back like clockwork are woken on suspicion. A wake takes the room that
 a hint of a client would get, and fewer of them at once. Off unless `predict_returns`: what has had
 time to fall asleep has mostly missed the moment at which it was expected already, so on the trace
-this was judged on a third of the wakes are used (docs/decisions/010).
+this was judged on a third of the wakes are used (docs/decisions/015).
 """
 
 from __future__ import annotations
