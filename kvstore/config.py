@@ -50,6 +50,8 @@ class PlannerConfig:
     prefill_tokens_per_second: float = 0.0
     dram_blocks_per_second: float = 0.0
     nvme_blocks_per_second: float = 0.0
+    predict_returns: bool = False
+    predict_lead_seconds: float = 1.0  # how much earlier than expected a branch is woken
     clean_share: float = 0.25  # of HBM: that much is free or leaves without IO, as far as free DRAM allows
     # Shares of a tier that would need IO to be freed: above `high` the coldest are copied down until `low`.
     hbm_high: float = 0.90

@@ -201,6 +201,8 @@ class BranchRecorded:
     pinned: bool = False
     final: bool = False
     to_nvme: bool = True
+    after_tool_call: bool = False  # the turn ended with one: what it waits for is a program
+    expected_idle_seconds: float | None = None  # as its client said
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 A hint takes what room there is, cold blocks' included, and never makes a turn wait: whoever
 lacks slots takes them from the youngest hint first. What it has brought is worth keeping
-for a while, softly. It never errs: what cannot be done is declined.
+for a while, softly. It never errs: what cannot be done is declined. Hints with negative ids are
+the planner's own (returns.py), and nobody is told what becomes of them.
 """
 
 from __future__ import annotations
@@ -50,17 +51,15 @@ class Hints:
     def __iter__(self) -> Iterator[Hint]:
         return iter(self._hints.values())
 
-    def add(self, event: WakeHinted, room: int) -> None:
-        """Begin, or decline at once; `room` slots of HBM are free or can be had by evicting."""
+    def add(self, event: WakeHinted, room: int) -> bool:
+        """Begin, or decline at once; `room` slots of HBM are free or can be had by evicting. True if it has begun."""
         store = self._store
-        store.blocks.totals.hints += 1
+        store.blocks.totals.hints += event.wake >= 0
         rows, miss = plan_worth_restoring(store.blocks, event.keys, may_load=True)
         if miss is Miss.RECOMPUTE_CHEAPER and (not rows or store.blocks.hbm.is_present(rows[-1])):
-            self._decline(event.wake, WakeStatus.RECOMPUTE_CHEAPER)
-            return
+            return self._decline(event.wake, WakeStatus.RECOMPUTE_CHEAPER)
         if not rows:
-            self._decline(event.wake, WakeStatus.NOT_STORED)
-            return
+            return self._decline(event.wake, WakeStatus.NOT_STORED)
         to_hbm = event.target is Tier.HBM or len(store.blocks.pools) == 1
         hint = Hint(
             id=event.wake,
@@ -75,12 +74,12 @@ class Hints:
             origin=Tier(max(self._tier_of(row) for row in rows)),
         )
         if (to_hbm and self._missing(rows) > room) or len(self._hints) >= self._config.max_hints:
-            self._decline(event.wake, WakeStatus.NO_ROOM)
-            return
+            return self._decline(event.wake, WakeStatus.NO_ROOM)
         self._hints[event.wake] = hint
         hint.wake.begin()
         if not hint.wake.is_ready:
             self._answer(hint, WakeStatus.WAKING, len(rows))
+        return True
 
     def observe(self) -> None:
         """Protect what has arrived, before anything is evicted."""
@@ -137,16 +136,19 @@ class Hints:
         if ready:
             tip = wake.rows[ready - 1]
             rows.touch(tip, Kind.KEPT, rows.now + hint.hold_seconds)
-        self._store.blocks.totals.hints_declined += status is not WakeStatus.AWAKE
+        self._store.blocks.totals.hints_declined += status is not WakeStatus.AWAKE and hint.id >= 0
         wake.end()
         self._answer(hint, status, ready)
 
     def _answer(self, hint: Hint, status: WakeStatus, num_blocks: int) -> None:
-        self._emit(AnswerWake(hint.id, status, num_blocks * self._config.block_tokens, hint.origin))
+        if hint.id >= 0:
+            self._emit(AnswerWake(hint.id, status, num_blocks * self._config.block_tokens, hint.origin))
 
-    def _decline(self, wake: WakeId, status: WakeStatus) -> None:
-        self._store.blocks.totals.hints_declined += 1
-        self._emit(AnswerWake(wake, status, 0, Tier.HBM))
+    def _decline(self, wake: WakeId, status: WakeStatus) -> bool:
+        if wake >= 0:
+            self._store.blocks.totals.hints_declined += 1
+            self._emit(AnswerWake(wake, status, 0, Tier.HBM))
+        return False
 
     def _missing(self, rows: Sequence[int]) -> int:
         """Slots it takes: those of missing blocks, and those that protecting the rest makes unevictable."""

@@ -12,6 +12,7 @@ is the only place that admits, evicts, loads, suspends and grants.
     LookAhead    the same for turns that wait
     Branches     what sessions said about their chains
     Upkeep       what is done ahead of need
+    Returns      which branches will be needed soon
     Sinking      what is written to NVMe ahead of need
     Store        blocks, tiers, transfers, room and tails
 
@@ -59,6 +60,7 @@ from kvstore.events import (
 from kvstore.found import adopt
 from kvstore.hints import Hints
 from kvstore.lookahead import LookAhead
+from kvstore.returns import Returns
 from kvstore.roster import Roster
 from kvstore.rows import NO_ROW
 from kvstore.sinking import Sinking
@@ -94,6 +96,7 @@ class Planner:
         )
         self._sinking = Sinking(self._store, config, self._emit)
         self._branches = Branches(self._store, self._sinking, config)
+        self._returns = Returns(self._store, self._hints, config)
         self._upkeep = Upkeep(self._store, config)
         self._blocks = self._store.blocks
         self._totals = self._blocks.totals
@@ -126,8 +129,10 @@ class Planner:
                     self._branches.record(branch)
             case BranchRecorded():
                 self._branches.record(event)
+                self._returns.recorded(event)
             case SessionClosed():
                 self._branches.close(event)
+                self._returns.closed(event.tips)
             case TierHealthChanged():
                 self._blocks.set_health(event.tier, event.health)
             case FlushWanted():
@@ -156,6 +161,7 @@ class Planner:
             self._hints.next_deadline(),
             self._store.traffic.transfers.next_deadline(),
             self._sinking.next_moment(),
+            self._returns.next_moment(),
             self._blocks.health.next_probe(),
         )
         return min((moment for moment in moments if moment is not None), default=None)
@@ -226,6 +232,7 @@ class Planner:
             self._totals.turns_refused_never_fits += 1
             self._emit(RefuseTurn(event.turn, Refusal.NEVER_FITS))
             return
+        self._returns.arrived(event.keys)
         turn = self._roster.arrive(event, self._blocks.rows.now)
         self._admission.run()
         turn.has_waited = turn.state is TurnState.WAITING
@@ -298,6 +305,8 @@ class Planner:
     # --- decisions --------------------------------------------------------------------
 
     def _pumped(self) -> list[Action]:
+        if self.config.predict_returns:
+            self._returns.run(self._admission.room(0))
         self._admission.run()
         self._blocks.sweep()
         self._branches.sweep()

@@ -88,6 +88,8 @@ class Totals:
     tails_lost: int = 0
     hints: int = 0
     hints_declined: int = 0
+    predictions: int = 0  # branches woken because their next turn was expected
+    predictions_used: int = 0
     recomputes_cheaper: int = 0  # turns that computed what could have been loaded
 
 

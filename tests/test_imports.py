@@ -36,8 +36,8 @@ PURE = {
     *(f"kvstore.{name}" for name in ("admission", "branches", "cleaner", "config", "frontier", "hints")),
     *(f"kvstore.{name}" for name in ("laws", "lookahead", "residency", "room", "roster", "snapshot", "store")),
     *(f"kvstore.{name}" for name in ("tables", "tails", "traffic", "transfers", "turns", "upkeep", "wakes")),
-    *(f"kvstore.{name}" for name in ("clocks", "catalog_rows", "catalog_pending")),
-    *(f"kvstore.{name}" for name in ("budget", "cost", "dirty", "found", "health", "ledger", "sinking", "tips")),
+    *(f"kvstore.{name}" for name in ("clocks", "catalog_rows", "catalog_pending", "returns", "tips")),
+    *(f"kvstore.{name}" for name in ("budget", "cost", "dirty", "found", "health", "ledger", "sinking")),
     "models.scheduler",
 }
 IMPURE_LIBRARY = {
