@@ -56,6 +56,9 @@ def test_a_second_server_on_the_directory_is_refused_and_the_first_goes_on_and_w
         with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
             told = http.post("/v1/chat/completions", json=body).json()
             talk.texts.append(told["choices"][0]["message"]["content"])
+            deadline = time.monotonic() + 20
+            while http.get("/admin/api/state").json()["dirty_blocks"]:
+                assert time.monotonic() < deadline
             before = http.get("/admin/api/state").json()["totals"]
             command = [sys.executable, "-m", "dormouse_gateway", "serve", "--model", str(model)]
             second = subprocess.run(
@@ -71,9 +74,6 @@ def test_a_second_server_on_the_directory_is_refused_and_the_first_goes_on_and_w
             )
             assert http.get("/healthz").json() == {"status": "ok"}
             assert http.get("/admin/api/state").json()["totals"] == before
-            deadline = time.monotonic() + 20
-            while http.get("/admin/api/state").json()["dirty_blocks"]:
-                assert time.monotonic() < deadline
         child.send_signal(signal.SIGKILL)
         child.wait()
     with serving(settings(model, root)) as server:
