@@ -219,7 +219,7 @@ class Torture:
         random.Random(f"{self.seed} order {number // len(order)}").shuffle(order)
         point = order[number % len(order)]
         seconds = {"anywhere": 10.0, "commit": 0.001, "drain": 0.5}.get(point, 0.005) * chance.random()
-        most = {"zero": 2, "drain write": 3, "read": 6, "commit": 40}.get(point, 12)
+        most = {"zero": 2, "drain write": 3, "read": 6, "commit": 15}.get(point, 12)
         return Plan(point, 1 + chance.randrange(most), chance.random(), seconds)
 
     async def _run(self, plan: Plan, chance: random.Random) -> None:
