@@ -30,6 +30,7 @@ CONFIGS = st.builds(
     max_transfers=st.integers(1, 4),
     max_hints=st.just(3),
     predict_returns=st.booleans(),
+    late_reads_until_off=st.integers(1, 3),
     slot_bytes=st.just(1),
     nvme_write_policy=st.sampled_from(WritePolicy),
     nvme_rated_bytes_per_day=st.sampled_from([0, 20]),

@@ -595,6 +595,7 @@ def test_a_random_life_breaks_no_law_and_comes_to_its_end(seed: int) -> None:
             nvme_write_policy=rng.choice(list(WritePolicy)),
             nvme_rated_bytes_per_day=rng.choice([0, 20]),
             idle_to_nvme_seconds=3.0,
+            late_reads_until_off=rng.randint(1, 3),
             prefill_tokens_per_second=rng.choice([0.0, 20.0]),
             nvme_blocks_per_second=5.0,
         )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.events import (
     AnswerWake,
     BlocksFound,
+    BranchesFound,
     BranchRecorded,
     CancelTransfer,
     Fill,
@@ -109,7 +110,6 @@ class World:
         self.catalogue: dict[int, RecordedBlock] = {}
         self.erasing: list[tuple[int, ...]] = []
         self.probes: set[Tier] = set()
-        self.orphans: set[BlockKey] = set()  # chains on NVMe after a crash that are no branch's
         self.seen: Counter[str] = Counter()
         self._unrecorded: list[Content] = []
         self._broken: set[int] = set()  # slots of NVMe that nobody can use, nor erase
@@ -227,14 +227,14 @@ class World:
         self.set_health(next(iter(self.probes)), health)
 
     def crash(self) -> None:
-        """The process ends without a word, and another one starts; what no catalogue knows is erased by that."""
-        for slot in range(self.config.nvme_slots):
-            if slot not in self.catalogue:
-                self._memory.pop((Tier.NVME, slot), None)
-        self._memory = {at: content for at, content in self._memory.items() if at[0] is Tier.NVME}
-        on_nvme = {self._memory[Tier.NVME, slot] for slot in self.catalogue}
-        of_no_branch = [content for content in on_nvme if key(content) not in self._allowed_by_branches()]
-        self.orphans = {name for content in of_no_branch for name in self.keys([*content, 0])}
+        """The process ends without a word, and another one starts: sessions that may lie on NVMe are there again.
+
+        What no catalogue knows is erased by that, and what it knows and no such session claims.
+        """
+        self.branches = [branch for branch in self.branches if branch.to_nvme]
+        claimed = self._allowed_by_branches()
+        self.catalogue = {slot: block for slot, block in self.catalogue.items() if block.key in claimed}
+        self._memory = {at: it for at, it in self._memory.items() if at[0] is Tier.NVME and at[1] in self.catalogue}
         self.clients.clear()
         self.copies.clear()
         self.hints.clear()
@@ -245,6 +245,8 @@ class World:
         if self.config.nvme_slots:
             found = [(it.key, it.parent, it.first_block, it.slot, self.now - 1.0) for it in self.catalogue.values()]
             self._feed(BlocksFound(found[::-1]))
+        tips = [keys[-1] for branch in self.branches if (keys := self.keys(branch.content))]
+        self._feed(BranchesFound([BranchRecorded(tip) for tip in tips]))
 
     def set_health(self, tier: Tier, health: TierHealth) -> None:
         self.probes.discard(tier)  # whoever says it, the question is answered
@@ -274,9 +276,8 @@ class World:
                 self.end_copy(transfer, 0, TransferEnd.DONE)
             if self.erasing:
                 self.erase()
-        on_nvme = {slot: content for (tier, slot), content in self._memory.items() if tier is Tier.NVME}
-        left = {self._name_of(content) for slot, content in on_nvme.items() if slot not in self._broken}
-        assert left <= self.orphans, "something is left on NVMe of branches that were closed"
+        on_nvme = {slot for tier, slot in self._memory if tier is Tier.NVME}
+        assert on_nvme <= self._broken, "something is left on NVMe of branches that were closed"
         snapshot = self.planner.snapshot()
         assert snapshot.transfers == 0
         for counts in snapshot.tiers:
@@ -408,10 +409,6 @@ class World:
 
     def _slots_being_erased(self) -> set[int]:
         return {slot for slots in self.erasing for slot in slots}
-
-    @staticmethod
-    def _name_of(content: Content) -> BlockKey:
-        return key(content[1:] if content[:1] == GARBAGE else content)
 
     def _granted(self, client: Client, grant: GrantTurn) -> None:
         assert client.state == "waiting"
