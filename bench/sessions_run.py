@@ -19,6 +19,7 @@ from bench.progress import progress
 from bench.server import serving
 from bench.sessions import SessionsBench, SessionsPlan, SessionsSamples
 from bench.words import Length, Prompts, length_from, next_turn
+from kvstore.tiers.nvme import stride_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,11 +32,8 @@ PROBES = (16, 116)
 """Words of the prompts that tell how long prompts are."""
 
 PROBE_FLAGS = ("--hbm-bytes", "512MiB", "--dram-bytes", "0", "--nvme-bytes", "0")
-HEADER_BYTES = 4096
-"""Before each block on disk."""
-
 SPARE_SHARE = 0.1
-"""Of NVMe's budget, so that it is no bound: DRAM is full beside it."""
+"""Of NVMe's budget, so that it bounds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class Probe:
     def flags(self, plan: SessionsPlan) -> list[str]:
         """Budgets for `dormouse serve`: NVMe holds all sessions."""
         blocks = self.blocks(plan)
-        on_disk = plan.sessions * blocks * (self.block_bytes + HEADER_BYTES)
+        on_disk = plan.sessions * blocks * stride_bytes(self.block_bytes)
         return [
             *("--hbm-bytes", str(plan.hbm_for * blocks * self.block_bytes)),
             *("--dram-bytes", str(plan.dram_for * blocks * self.block_bytes)),

@@ -12,8 +12,9 @@ from bench.client import ChatServer, Reply
 from bench.errors import BenchFailed
 from bench.sessions import SessionsBench, SessionsPlan, SessionsSamples, plan, session_turn
 from bench.sessions_report import part, table
-from bench.sessions_run import HEADER_BYTES, Probe
+from bench.sessions_run import Probe
 from bench.words import Length
+from kvstore.tiers.nvme import stride_bytes
 
 if TYPE_CHECKING:
     from bench.words import Messages
@@ -124,7 +125,7 @@ def test_budgets_in_sessions_hold_whole_ones_and_nvme_all() -> None:
     flags = dict(zip(*[iter(probe.flags(of))] * 2, strict=True))
     assert int(flags["--hbm-bytes"]) == 6 * 19 * 737_280
     assert int(flags["--dram-bytes"]) == 20 * 19 * 737_280
-    assert int(flags["--nvme-bytes"]) > 100 * 19 * (737_280 + HEADER_BYTES)
+    assert int(flags["--nvme-bytes"]) > 100 * 19 * stride_bytes(737_280)
 
 
 def test_a_run_that_computes_histories_again_is_estimated_to_take_longer() -> None:
