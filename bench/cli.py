@@ -8,14 +8,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from bench import machine as machines
@@ -23,6 +20,7 @@ from bench import report as reports
 from bench.chat import ChatBench, ChatPlan, ChatSamples
 from bench.client import ChatServer, connect, first_model
 from bench.errors import BenchFailed
+from bench.progress import progress
 from bench.report import Report
 from bench.server import serving
 
@@ -151,7 +149,7 @@ def steps(
     report = _begin("steps", calibrate)
     for mode in _modes(attention):
         settings = load({**flags, "attention": mode}).settings
-        with _progress(mode, pairs) as done:
+        with progress(mode, pairs) as done:
             samples = stepping.run(settings, plan, done)
         title = f"{samples.model}, attention {mode}"
         report.add(reports.steps_part(samples, {"attention": mode}), reports.steps_table(title, samples))
@@ -202,11 +200,65 @@ def tiers(
     extras = {"model": loaded.loaded.name, "attention": loaded.attention, "block_tokens": loaded.layout.block_tokens}
     for name, plan in plans.items():
         loads = machines.load_average()
-        with _progress(name, plan.num_rounds) as done:
+        with progress(name, plan.num_rounds) as done:
             samples = choice.run(loaded, plan, done)
         load_averages = {"before": loads, "after": machines.load_average()}
         part = {"measurement": name, **extras, "load_average": load_averages, **tables.part(samples)}
         report.add(part, tables.table(samples), reports.loads_line(**load_averages))
+    _finish(report, json_file)
+
+
+@cli.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Any other flag is given to `dormouse serve`, after this command's own: --attention fast --nvme-bytes 0.",
+)
+def sessions(
+    context: typer.Context,
+    url: Annotated[str | None, typer.Option(metavar="URL", help="A server that runs already, as it is.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="With --url; else its first.")] = None,
+    api_key: Annotated[str | None, typer.Option(metavar="KEY", help="With --url: sent as a bearer token.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="24 sessions, 8 in flight, HBM for 4, DRAM for 8.")] = False,
+    num: Annotated[int | None, typer.Option("--sessions", min=1, help="Conversations. [1024]")] = None,
+    turns: Annotated[int | None, typer.Option(min=2, help="Of each. [3]")] = None,
+    in_flight: Annotated[int | None, typer.Option(min=1, help="Turns at once. [64]")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(min=40, help="Of first prompts. [500]")] = None,
+    tokens: Annotated[int | None, typer.Option(min=2, help="Of every answer. [16]")] = None,
+    hbm_for: Annotated[int | None, typer.Option(min=1, help="Whole sessions that HBM holds. [60]")] = None,
+    dram_for: Annotated[int | None, typer.Option(min=0, help="Whole sessions that DRAM holds. [200]")] = None,
+    baseline: Annotated[bool, typer.Option("--baseline", help="Then the same with DRAM and NVMe off.")] = False,
+    max_seconds: Annotated[float | None, typer.Option(min=1, help="Of each run; then no turn is begun.")] = None,
+    nvme_place: Annotated[Path | None, typer.Option(metavar="DIR", help="For the temporary NVMe directory.")] = None,
+    seed: Seed = None,
+    calibrate: Calibrate = True,
+    json_file: Json = None,
+) -> None:
+    """Many conversations over HTTP in random order: does each find its history, and what does its first token wait for?
+
+    The full size computes 650,000 tokens (the baseline 1.7 million) and takes 16 GB of disk; the time that this machine
+    is likely to need is printed first.
+    """
+    from bench import sessions as many
+    from bench import sessions_report as shown
+    from bench import sessions_run as running
+
+    if url is not None and (baseline or context.args or hbm_for is not None or dram_for is not None):
+        raise typer.BadParameter("a server that runs already keeps its flags and budgets", param_hint="--url")
+    given = {
+        **{"sessions": num, "turns": turns, "in_flight": in_flight, "prompt_tokens": prompt_tokens, "tokens": tokens},
+        **{"hbm_for": hbm_for, "dram_for": dram_for},
+    }
+    plan = many.plan(given, seed=_seed(seed), max_seconds=max_seconds, is_quick=quick)
+    report = _begin("sessions", calibrate)
+
+    def tell(line: str) -> None:
+        Console(stderr=True).print(line, highlight=False)
+
+    if url is not None:
+        runs = running.against(url, model, api_key, plan, tell)
+    else:
+        runs = running.served(plan, context.args, nvme_place, tell, with_baseline=baseline)
+    for samples in runs:
+        report.add(shown.part(samples), shown.table(samples), reports.loads_line(*samples.load_averages))
     _finish(report, json_file)
 
 
@@ -224,7 +276,7 @@ def nvme(
 
     plan = disk.NvmePlan(blocks=blocks, threads=io_threads, rounds=repeats)
     report = _begin("nvme", calibrate)
-    with _progress("nvme", plan.num_rounds) as done:
+    with progress("nvme", plan.num_rounds) as done:
         samples = disk.measure(plan, path.resolve(), done)
     report.add(disk.part(samples), disk.table(samples))
     _finish(report, json_file)
@@ -282,26 +334,5 @@ def _run_chat(url: str, model: str | None, api_key: str | None, plan: ChatPlan, 
             server = ChatServer(http, model or await first_model(http))
             return await ChatBench(server, plan, done).run()
 
-    with _progress(title, plan.num_rounds) as done:
+    with progress(title, plan.num_rounds) as done:
         return asyncio.run(measure(done))
-
-
-@contextmanager
-def _progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr while the block lasts; the function given moves it on."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    # Drawn when something was measured and not by a thread of its own, which would take turns with what is measured.
-    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
-        task = progress.add_task(title, total=total)
-        progress.refresh()
-
-        def done(what: str) -> None:
-            progress.update(task, advance=1, description=f"{title}: {what}", refresh=True)
-
-        yield done

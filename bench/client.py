@@ -39,6 +39,10 @@ class Reply:
     output_tokens: int = 0
     cached_tokens: int | None = None
     """None where the server does not say."""
+    session: dict[str, Any] = field(default_factory=dict)
+    """What Dormouse says of the turn, whole only with the reason to finish; empty from other servers."""
+    timings: dict[str, Any] = field(default_factory=dict)
+    """Of servers that have llama-server's."""
 
     @property
     def ttft_seconds(self) -> float:
@@ -63,13 +67,13 @@ class ChatServer:
         self._http = http
         self.model = model
 
-    async def answer(self, messages: Messages, max_tokens: int) -> Reply:
-        """Stream one greedy answer of exactly `max_tokens` tokens.
+    async def answer(self, messages: Messages, max_tokens: int, session_id: str | None = None) -> Reply:
+        """Stream one greedy answer of exactly `max_tokens` tokens, in a session where one is named.
 
         Raises:
             BenchFailed: the server refused, failed or answered with nothing that can be timed.
         """
-        body = {
+        body: dict[str, Any] = {
             "model": self.model,
             "messages": messages,
             "max_tokens": max_tokens,
@@ -78,6 +82,8 @@ class ChatServer:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if session_id is not None:
+            body["session_id"] = session_id
         arrivals: list[Arrival] = []
         started_at = time.perf_counter()
         try:
@@ -142,6 +148,8 @@ def read(started_at: float, arrivals: Sequence[Arrival]) -> Reply:
         if chunk.get("error"):
             raise BenchFailed(f"the answer failed: {chunk['error']}")
         _read_usage(reply, chunk.get("usage"))
+        reply.session.update(chunk.get("session") or {})
+        reply.timings.update(chunk.get("timings") or {})
         for choice in chunk.get("choices") or ():
             if text := (choice.get("delta") or {}).get("content"):
                 reply.text_at.append(arrived_at)

@@ -34,17 +34,17 @@ class Server:
 
 
 @contextmanager
-def serving(flags: Sequence[str]) -> Iterator[Server]:
+def serving(flags: Sequence[str], place: Path | None = None) -> Iterator[Server]:
     """Start `dormouse serve` with `flags`, wait until it is ready, and stop it at the end.
 
-    What it keeps on disk goes with it, unless a flag says where to keep it.
+    What it keeps on disk, in a temporary directory in `place`, goes with it, unless a flag says where to keep it.
 
     Raises:
         BenchFailed: it ended before it was ready; with the last lines that it said.
     """
     port = _free_port()
     command = [sys.executable, "-m", "dormouse_gateway", "serve", "--host", "127.0.0.1", "--port", str(port), *flags]
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryDirectory(dir=place) as folder:
         if not any(flag.startswith("--nvme-dir") for flag in flags):
             command += ["--nvme-dir", folder]
         started = time.perf_counter()
