@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,15 @@ import torch
 
 from models import exactness, loader
 from tests.golden.sharegpt import conversations
+from tests.golden.telling import LONG, SUITE, Conversation, Form, Told, progress, tell
+from tests.harness import bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from models.loader import LoadedModel
+    from tests.golden.telling import Say
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,3 +60,58 @@ def real_text(loaded: LoadedModel) -> Callable[[int, int], array[int]]:
         raise AssertionError("ShareGPT has fewer tokens than asked for")
 
     return cut
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param(SUITE, id="suite"),
+        *(pytest.param(form, id=f"long {dtype}", marks=pytest.mark.golden) for dtype, form in LONG.items()),
+    ],
+)
+def form(request: pytest.FixtureRequest) -> Form:
+    """Skips where bits in bf16 depend on batching anyway."""
+    chosen: Form = request.param
+    if chosen.is_exact:
+        request.getfixturevalue("exact_machine")
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def model(form: Form, request: pytest.FixtureRequest) -> LoadedModel:
+    loaded: LoadedModel = request.getfixturevalue("loaded" if form.dtype == "bf16" else "loaded_fp32")
+    return loaded
+
+
+@pytest.fixture(scope="session")
+def say(request: pytest.FixtureRequest) -> Say:
+    """How far a long run is, on the terminal although output is captured."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def shown(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n    {text}", end="", flush=True)
+
+    return shown
+
+
+@pytest.fixture(scope="session")
+def talks(form: Form, model: LoadedModel) -> list[Conversation]:
+    """First the conversations that are looked at, then others to crowd them."""
+    return [Conversation(model, which, form.new_tokens) for which in range(form.num_told + form.num_others)]
+
+
+@pytest.fixture(scope="session")
+def controls(form: Form, model: LoadedModel, talks: list[Conversation], say: Say) -> list[Told]:
+    """Of those that are compared: all where bits do not depend on the batch, else those that are looked at."""
+    compared = talks if form.is_exact else talks[: form.num_told]
+
+    async def never_asleep() -> list[Told]:
+        told = []
+        async with bench(model, hbm_slots=form.roomy_slots) as it:
+            for number, talk in enumerate(compared):
+                told.append(await tell(it, talk, listen=not form.is_exact))
+                progress(say, form, f"control {number + 1} of {len(compared)}")
+        return told
+
+    return asyncio.run(never_asleep())

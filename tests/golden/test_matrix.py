@@ -15,185 +15,17 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from kvstore import chain
 from kvstore.types import Tier
-from tests.golden.sharegpt import conversations
-from tests.harness import SPACE, Bench, Lesson, Outcome, bench
+from tests.golden.telling import RATIOS, TOLERANCE, TURNS, Conversation, Form, Told, looked_at, progress, tell
+from tests.harness import Bench, Lesson, bench
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from models.loader import LoadedModel
-
-    Say = Callable[[str], None]
-
-TURNS = 6
-TOLERANCE = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """One size of the matrix. `pressures` are (HBM, DRAM) slots at 4:1, 1:1, 1:4 and without DRAM."""
-
-    dtype: str
-    new_tokens: int
-    num_told: int
-    num_others: int
-    roomy_slots: int
-    pressures: tuple[tuple[int, int], ...]
-
-    @property
-    def is_exact(self) -> bool:
-        """Are bits the same in any batch?"""
-        return self.dtype == "bf16"
-
-
-SUITE = Form("bf16", 16, 1, 4, 600, ((32, 8), (20, 20), (16, 64), (24, 0)))
-LONG = {dtype: Form(dtype, 64, 3, 16, 800, ((160, 40), (100, 100), (64, 256), (160, 0))) for dtype in ("bf16", "fp32")}
-RATIOS = ("4:1", "1:1", "1:4", "no DRAM")
-
-
-class Conversation:
-    """The users' words of one ShareGPT conversation, in tokens; answers are the model's own."""
-
-    def __init__(self, loaded: LoadedModel, which: int, new_tokens: int) -> None:
-        found = [talk for talk in conversations() if len(talk) >= 2 * TURNS]
-        words = [message["content"][:160] for message in found[which] if message["role"] == "user"][:TURNS]
-        encode = loaded.tokenizer.backend_tokenizer.encode
-        shapes = ["<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"]
-        shapes += ["<|im_end|>\n" + shapes[0]] * (TURNS - 1)
-        texts = [shape.format(word) for shape, word in zip(shapes, words, strict=True)]
-        self.parts = [array("I", encode(text, add_special_tokens=False).ids) for text in texts]
-        self.new_tokens = new_tokens
-        self.block_tokens = loaded.layout.block_tokens
-
-    async def turn(self, it: Bench, history: array[int], number: int, lesson: Lesson | None = None) -> Outcome:
-        return await it.turn([*history, *self.parts[number]], self.new_tokens, ignore_eos=True, lesson=lesson)
-
-    def keys(self, token_ids: array[int]) -> list[Any]:
-        return chain.extend(None, token_ids[:-1], self.block_tokens, SPACE)
-
-
-@dataclass
-class Told:
-    """One telling: the outcome of each turn, and what was heard of it where anybody listened."""
-
-    outcomes: list[Outcome]
-    lessons: list[Lesson]
-
-    @property
-    def answers(self) -> list[list[int]]:
-        return [outcome.output_ids for outcome in self.outcomes]
-
-    @property
-    def bits(self) -> list[int]:
-        """Of the longest prefix that a turn began with."""
-        return max((outcome.restored for outcome in self.outcomes), key=len)
-
-    def reused(self, tier: Tier) -> int:
-        return sum(outcome.grant.reused[tier] for outcome in self.outcomes)
-
-    def assert_same_bits(self, control: Told) -> None:
-        """Tokens are equal, and every block this telling began a turn with has the control's bits."""
-        assert self.answers == control.answers
-        for outcome in self.outcomes:
-            count = min(len(outcome.restored), len(control.bits))
-            assert outcome.restored[:count] == control.bits[:count]
-
-    def assert_same_logits(self, control: Told) -> None:
-        """Told with the control's ids, it would have said the same, but for rounding."""
-        assert self.answers == control.answers, "it was taught what to say"
-        assert len(self.lessons) == len(self.outcomes)
-        for mine, theirs in zip(self.lessons, control.lessons, strict=True):
-            assert mine.differs_from(theirs) <= TOLERANCE
-
-
-async def tell(
-    it: Bench, talk: Conversation, *, asleep: bool = False, listen: bool = False, teacher: Told | None = None
-) -> Told:
-    """All turns in order; `asleep` sends the session to sleep between them, `teacher` says what it says."""
-    told = Told([], [])
-    history = array("I")
-    for number in range(TURNS):
-        lesson = None
-        if listen or teacher is not None:
-            lesson = Lesson([] if teacher is None else teacher.answers[number])
-            told.lessons.append(lesson)
-        outcome = await talk.turn(it, history, number, lesson)
-        told.outcomes.append(outcome)
-        history = outcome.token_ids
-        if asleep:
-            await it.manager.sleep(talk.keys(history))
-    return told
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(SUITE, id="suite"),
-        *(pytest.param(form, id=f"long {dtype}", marks=pytest.mark.golden) for dtype, form in LONG.items()),
-    ],
-)
-def form(request: pytest.FixtureRequest) -> Form:
-    """Skips where bits in bf16 depend on batching anyway."""
-    chosen: Form = request.param
-    if chosen.is_exact:
-        request.getfixturevalue("exact_machine")
-    return chosen
-
-
-@pytest.fixture(scope="module")
-def model(form: Form, request: pytest.FixtureRequest) -> LoadedModel:
-    loaded: LoadedModel = request.getfixturevalue("loaded" if form.dtype == "bf16" else "loaded_fp32")
-    return loaded
-
-
-@pytest.fixture(scope="session")
-def say(request: pytest.FixtureRequest) -> Say:
-    """How far a long run is, on the terminal although output is captured."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-
-    def shown(text: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\n    {text}", end="", flush=True)
-
-    return shown
-
-
-@pytest.fixture(scope="module")
-def talks(form: Form, model: LoadedModel) -> list[Conversation]:
-    """First the conversations that are looked at, then others to crowd them."""
-    return [Conversation(model, which, form.new_tokens) for which in range(form.num_told + form.num_others)]
-
-
-@pytest.fixture(scope="module")
-def controls(form: Form, model: LoadedModel, talks: list[Conversation], say: Say) -> list[Told]:
-    """Of those that are compared: all where bits do not depend on the batch, else those that are looked at."""
-    compared = talks if form.is_exact else talks[: form.num_told]
-
-    async def never_asleep() -> list[Told]:
-        told = []
-        async with bench(model, hbm_slots=form.roomy_slots) as it:
-            for number, talk in enumerate(compared):
-                told.append(await tell(it, talk, listen=not form.is_exact))
-                progress(say, form, f"control {number + 1} of {len(compared)}")
-        return told
-
-    return asyncio.run(never_asleep())
-
-
-def progress(say: Say, form: Form, text: str) -> None:
-    if form is not SUITE:
-        say(f"{form.dtype}: {text}")
-
-
-def looked_at(form: Form, talks: list[Conversation], controls: list[Told]) -> Iterable[tuple[Conversation, Told]]:
-    return zip(talks[: form.num_told], controls, strict=False)
+    from tests.golden.telling import Say
 
 
 async def test_a_session_that_slept_in_dram_has_every_bit_back(
@@ -201,7 +33,7 @@ async def test_a_session_that_slept_in_dram_has_every_bit_back(
 ) -> None:
     for number, (talk, control) in enumerate(looked_at(form, talks, controls)):
         async with bench(model, hbm_slots=100, dram_slots=100) as it:
-            told = await tell(it, talk, asleep=True)
+            told = await tell(it, talk, asleep=Tier.DRAM)
             assert it.manager.snapshot().totals.loaded > 0
         told.assert_same_bits(control)
         for before, outcome in zip(told.outcomes, told.outcomes[1:], strict=False):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore import chain
-from kvstore.events import WakeStatus
+from kvstore.events import WakeStatus, WritePolicy
+from kvstore.tiers.nvme import stride_bytes
 from kvstore.types import Tier, TurnSpec
 from models.sampling import SamplingParams
 from tests.harness import SPACE, Bench, bench
@@ -18,6 +19,7 @@ from tests.kvstore.stores import FaultyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from kvstore.tiers.base import SlotStore
     from kvstore.types import BlockKey
@@ -137,6 +139,63 @@ async def test_24_sessions_of_600_tokens_with_hbm_for_few_reuse_nearly_everythin
         assert it.manager.snapshot().totals.loaded > 0
     assert storable > 48 * 17
     assert reused >= 0.995 * storable
+
+
+async def test_24_sessions_with_hbm_for_few_dram_for_some_and_nvme_for_all_reuse_nearly_everything(
+    loaded: LoadedModel, real_text: RealText, tmp_path: Path
+) -> None:
+    """Three turns each in random order, several at once; no tier ever has more than its slots."""
+    random = Random(11)
+    histories = {number: real_text(600, number) for number in range(24)}
+    order = [number for number in range(24) for _ in range(3)]
+    random.shuffle(order)
+    running = {number: asyncio.Lock() for number in histories}
+    at_once = asyncio.Semaphore(6)
+    reused = storable = from_nvme = 0
+    limits = {Tier.HBM: 130, Tier.DRAM: 110, Tier.NVME: 520}
+
+    async with bench(
+        loaded,
+        hbm_slots=limits[Tier.HBM],
+        dram_slots=limits[Tier.DRAM],
+        nvme_dir=tmp_path,
+        nvme_slots=limits[Tier.NVME],
+        nvme_write_policy=WritePolicy.ON_PRESSURE,
+    ) as it:
+        assert it.tier is not None
+        store = it.tier.disk.store
+
+        def check_sizes() -> None:
+            for tier in it.manager.snapshot().tiers:
+                assert tier.capacity - tier.free <= limits[tier.tier], tier
+            assert store.bytes_on_disk <= limits[Tier.NVME] * stride_bytes(store.slot_bytes)
+
+        async def turn(number: int, is_first: bool) -> None:
+            nonlocal reused, storable, from_nvme
+            async with running[number], at_once:
+                history = histories[number]
+                prompt = [*history, 100 + number]
+                outcome = await it.turn(prompt, 2, session=f"session {number}", ignore_eos=True)
+                check_sizes()
+                histories[number] = outcome.token_ids
+                if not is_first:
+                    reused += outcome.grant.cached_tokens // 32
+                    from_nvme += outcome.grant.reused[Tier.NVME] // 32
+                    storable += (len(history) - 1) // 32
+
+        seen: set[int] = set()
+        turns = []
+        for number in order:
+            turns.append(turn(number, number not in seen))
+            seen.add(number)
+        await asyncio.gather(*turns)
+        totals = it.manager.snapshot().totals
+    files = sum(path.stat().st_size for path in tmp_path.rglob("*.kv"))
+    assert files <= limits[Tier.NVME] * stride_bytes(store.slot_bytes)
+    assert storable > 48 * 17
+    assert reused >= 0.995 * storable
+    assert from_nvme > 0
+    assert totals.nvme_blocks_read >= from_nvme
 
 
 async def test_a_long_prompt_among_a_stream_of_short_ones_starts_within_the_age_limit(
