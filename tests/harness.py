@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from app.disk_tier import DiskTier
-    from kvstore.nvme_dir import NvmeDirectory
     from kvstore.lease import Grant, Lease
+    from kvstore.nvme_dir import NvmeDirectory
     from kvstore.session import OpenTurn
     from kvstore.snapshot import Snapshot
     from kvstore.tiers.base import SlotStore

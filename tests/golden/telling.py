@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvstore import chain
-from kvstore.types import Tier
 from tests.golden.sharegpt import conversations
 from tests.harness import SPACE, Bench, Lesson, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from kvstore.types import Tier
     from models.loader import LoadedModel
 
     Say = Callable[[str], None]
