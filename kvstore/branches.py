@@ -46,7 +46,7 @@ class Branches:
         rows = self._store.blocks.rows
         to_nvme = event.to_nvme and not event.final
         if event.tip is not None:
-            self._tips.add(event.tip, to_nvme and self._is_long_enough(event.tip))
+            self._tips.add(event.tip, to_nvme and self._is_long_enough(event.tip), self._last_known(event))
         if event.old_tip is not None:
             self._revoke(self._tips.remove(event.old_tip))
         for key in event.superseded:
@@ -63,6 +63,15 @@ class Branches:
         self._set_kind(tip, Kind.PINNED if event.pinned else Kind.KEPT if event.keep_seconds > 0 else Kind.NORMAL)
         if to_nvme:
             self._sinking.branch_moved(event.tip, event.old_tip)
+
+    def _last_known(self, event: BranchRecorded) -> int:
+        """The last row of what the branch had before and still has; where its tip is when all that is new has gone."""
+        rows = self._store.blocks.rows
+        row = NO_ROW if event.old_tip is None else self._tips.row(event.old_tip)
+        replaced = set(event.superseded)
+        while row != NO_ROW and rows.key(row) in replaced:
+            row = rows.parent[row]
+        return row
 
     def close(self, event: SessionClosed) -> None:
         for tip in event.tips:

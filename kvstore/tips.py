@@ -47,10 +47,14 @@ class Tips:
         """The last block of the branch at `tip` that is anywhere, as far as is known; NO_ROW when there is none."""
         return self._row.get(tip, NO_ROW)
 
-    def add(self, tip: BlockKey, to_nvme: bool) -> None:
-        """One more branch ends at `tip`."""
+    def add(self, tip: BlockKey, to_nvme: bool, last_known: int = NO_ROW) -> None:
+        """One more branch ends at `tip`, or, where that block is nowhere any more, in `last_known` before it."""
         self._branches[tip] = self._branches.get(tip, 0) + 1
         self._place(tip)
+        if self.row(tip) == NO_ROW and last_known != NO_ROW:
+            for _ in range(self._on_disk.get(tip, 0)):
+                self._hold(last_known)
+            self._put(tip, last_known)
         if to_nvme:
             self._on_disk[tip] = self._on_disk.get(tip, 0) + 1
             self._hold(self.row(tip))
@@ -104,6 +108,9 @@ class Tips:
             self._displace(tip)
             for _ in range(on_disk):
                 self._let_go(place)
+        self._put(tip, row)
+
+    def _put(self, tip: BlockKey, row: int) -> None:
         self._row[tip] = row
         self._at[row] = (*self._at.get(row, ()), tip)
         self._rows.ends[row] += 1

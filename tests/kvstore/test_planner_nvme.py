@@ -430,6 +430,24 @@ def test_a_branch_whose_tip_is_gone_is_still_known_by_what_is_left_of_it() -> No
     assert script.slots(Tier.NVME) == {"erasing": 2}
 
 
+@pytest.mark.parametrize("path", ["abc", "axy"], ids=["went on", "replaced its tail"])
+def test_a_turn_whose_own_blocks_went_before_it_was_recorded_does_not_take_the_whole_session_with_them(
+    path: str,
+) -> None:
+    script = tiered(dram_slots=0)
+    script.put_to_sleep_in_nvme("ab")
+    script.run(1, path)
+    script.run(2, "stuvwxyz"[:7])
+    kept = {"abc": ["N", "N", ""], "axy": ["N", "", ""]}[path]
+    assert script.where(path) == kept
+    script.record(path, old="ab")
+    script.erase_all()
+    assert script.where(path) == kept
+    script.feed(SessionClosed((keys(path)[-1],)))
+    script.erase_all()
+    assert script.slots(Tier.NVME) == {"free": 32}
+
+
 # --- health -----------------------------------------------------------------------------
 
 
