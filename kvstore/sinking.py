@@ -99,6 +99,8 @@ class Sinking:
 
     def drain(self, deadline: float) -> None:
         """Copy everything, and what is added until then."""
+        if not self._store.blocks.has_tier(Tier.NVME):
+            return  # `run` would never end it, and its moment would be due again and again
         self._drain_until = deadline
         self._store.blocks.dirty.all_due = True
         self._store.blocks.dirty.make_due(list(self._store.blocks.dirty.rows))

@@ -12,6 +12,7 @@ from kvstore.events import (
     AnswerWake,
     BranchRecorded,
     CancelTransfer,
+    FlushDown,
     FlushWanted,
     GrantTurn,
     SessionClosed,
@@ -658,3 +659,10 @@ def test_a_flush_leaves_what_is_on_its_way() -> None:
     grant = the_grant(script.end(load.transfer))
     assert isinstance(grant, GrantTurn)
     assert grant.cached_tokens == 8
+
+
+def test_a_drain_without_nvme_is_not_due_for_ever() -> None:
+    script = Script(hbm_slots=8, dram_slots=8)
+    script.feed(FlushDown(1.0))
+    script.wait(2.0)
+    assert script.planner.next_timeout() is None
