@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,7 +42,7 @@ def test_every_round_writes_and_reads_in_every_mode_and_leaves_nothing(
     assert "fio is not installed" in shown(samples)
 
 
-@pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
+@pytest.mark.golden  # with `make golden`: a machine may lack fio
 def test_fio_reads_the_same_file_in_turn(tmp_path: Path) -> None:
     samples = nvme.measure(PLAN, tmp_path, lambda what: None)
     if "direct" in samples.skipped:
