@@ -281,19 +281,19 @@ async def test_closing_gives_up_on_a_copy_that_hangs_and_says_so(caplog: pytest.
 
 
 async def test_threads_are_named_for_what_they_do_and_end_with_their_owner() -> None:
-    names: set[str] = set()
+    seen: set[threading.Thread] = set()
 
-    class Naming(Wrapped):
+    class Noting(Wrapped):
         def copy_out(self, run: Run) -> Landed:
-            names.add(threading.current_thread().name)
+            seen.add(threading.current_thread())
             return super().copy_out(run)
 
-    async with rig(Naming, threads=1) as it:
+    async with rig(Noting, threads=1) as it:
         await it.copy(Tier.HBM, Tier.DRAM, (0,), (0,))
         await it.copy(Tier.NVME, Tier.DRAM, (0,), (0,))
         await it.copy(Tier.NVME, Tier.HBM, (0,), (0,), ring_slots=(0,))
-    assert names == {"dram-copy-0", "nvme-0"}
-    assert names.isdisjoint(thread.name for thread in threading.enumerate())
+    assert {thread.name for thread in seen} == {"dram-copy-0", "nvme-0"}
+    assert not any(thread.is_alive() for thread in seen)
 
 
 async def test_traffic_counts_sound_blocks_by_direction() -> None:
