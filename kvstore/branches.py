@@ -85,13 +85,14 @@ class Branches:
             self._close_chain(chain)
 
     def rest(self, tip: BlockKey) -> None:
-        """A suspended turn's blocks may lie on NVMe while it waits, as if a branch ended in the last of them."""
+        """A turn's blocks may lie on NVMe while it waits, for room to go on or for its branch to be recorded, as if a
+        branch ended in the last of them."""
         self._tips.add(tip, to_nvme=True)
 
-    def end_rest(self, keys: Sequence[BlockKey], tip: BlockKey) -> None:
-        """It is over; the branch that it completed, if any, is recorded next. `keys` are the turn's chain."""
+    def end_rest(self, tip: BlockKey, abandoned: Sequence[BlockKey] = ()) -> None:
+        """It is over. `abandoned` is the turn's chain, where nobody else will see to what NVMe has left of it."""
         self._revoke(self._tips.remove(tip))
-        self._store.blocks.erase_remains(keys)
+        self._store.blocks.erase_remains(abandoned)
 
     def put_to_sleep(self, keys: Sequence[BlockKey], target: Tier) -> None:
         """The copies above `target` of the chain of `keys` should go, each once it has a copy there."""

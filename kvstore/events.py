@@ -86,7 +86,7 @@ class TurnArrived:
     priority: int = 0
     cache: bool = True
     wake: WakeId | None = None  # the hint that announced it: past their divergence nothing more is loaded
-    to_nvme: bool = False  # may its blocks lie on NVMe already while it is suspended?
+    to_nvme: bool = False  # may its blocks lie on NVMe already while it is suspended, and before it is settled?
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,16 @@ class GrowWanted:
 @dataclass(frozen=True, slots=True)
 class TurnCancelled:
     """The client went away. A queued turn is forgotten at once; a granted one when StepEnded says it stopped."""
+
+    turn: TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSettled:
+    """Whatever branch `turn` left has been recorded, or never will be; sent once for each turn that ended by itself.
+
+    Until then its blocks may lie on NVMe if it said so: its end may admit others, who need the room at once.
+    """
 
     turn: TurnId
 
@@ -274,6 +284,7 @@ Event = (
     | StepEnded
     | GrowWanted
     | TurnCancelled
+    | TurnSettled
     | WakeHinted
     | WakeCancelled
     | SleepWanted

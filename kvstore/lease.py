@@ -75,12 +75,11 @@ class Lease:
                 return
 
     async def close(self) -> None:
-        """Cancel the turn if it still runs and wait until its slots are free. Idempotent.
+        """Cancel the turn if it still runs and wait until its slots are free; a branch it left is recorded before.
 
-        Cancelling the caller does not cancel the cleaning up.
+        Idempotent. Cancelling the caller does not cancel the cleaning up.
         """
-        if not self._ended.is_set():
-            self._cancel()
+        self._cancel()
         await self._ended.wait()
 
     def watch(self, on_answer: Callable[[], None], on_end: Callable[[], None]) -> None:

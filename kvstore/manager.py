@@ -51,6 +51,7 @@ from kvstore.events import (
     TransferDone,
     TurnArrived,
     TurnCancelled,
+    TurnSettled,
     TurnStopped,
     WakeCancelled,
     WakeHinted,
@@ -173,6 +174,7 @@ class TierManager:
         self._decided = asyncio.Event()  # set and replaced after every event while somebody waits for it
         self._num_watching = 0
         self._turns: dict[TurnId, _Turn] = {}
+        self._unsettled: set[TurnId] = set()  # ended by themselves, and their leases are still open
         self._ids = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
         self._is_draining = False
@@ -379,6 +381,8 @@ class TierManager:
             return
         if turn.is_cancelled:
             progress.stopped = StopReason.CANCELLED
+        elif progress.stopped in (StopReason.STOP, StopReason.LENGTH):
+            self._unsettled.add(turn.id)
         self._forget(turn)
         turn.lease.deliver(progress)
 
@@ -509,9 +513,15 @@ class TierManager:
         turn.granted.set_exception(QueueFull(waiting, max(1.0, waiting * per_slot)))
 
     def _cancel(self, turn_id: TurnId) -> None:
-        """Stop a turn wherever it is; its slots come back when the engine says so, a waiter is forgotten at once."""
+        """Stop a turn wherever it is; its slots come back when the engine says so, a waiter is forgotten at once.
+
+        One that has ended is settled by that.
+        """
         turn = self._turns.get(turn_id)
         if turn is None:
+            if turn_id in self._unsettled:
+                self._unsettled.remove(turn_id)
+                self._post(TurnSettled(turn_id))
             return
         turn.is_cancelled = True
         self._engine.stop(turn_id, StopReason.CANCELLED)

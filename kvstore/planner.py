@@ -53,6 +53,7 @@ from kvstore.events import (
     TransferDone,
     TurnArrived,
     TurnCancelled,
+    TurnSettled,
     TurnStopped,
     WakeCancelled,
     WakeHinted,
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvstore.events import Action, Event
-    from kvstore.types import BlockKey
+    from kvstore.types import BlockKey, TurnId
 
 __all__ = ["Planner", "PlannerConfig"]
 
@@ -98,6 +99,7 @@ class Planner:
         self._branches = Branches(self._store, self._sinking, config)
         self._returns = Returns(self._store, self._hints, config)
         self._upkeep = Upkeep(self._store, config)
+        self._unsettled: dict[TurnId, BlockKey] = {}  # turns that ended: where each rests until it is settled
         self._blocks = self._store.blocks
         self._totals = self._blocks.totals
 
@@ -117,6 +119,8 @@ class Planner:
                 self._store.finish(event)
             case TurnCancelled():
                 self._on_cancelled(event)
+            case TurnSettled(turn):
+                self._on_settled(turn)
             case WakeHinted():
                 self._hints.add(event, self._admission.room(0))
             case WakeCancelled():
@@ -253,22 +257,39 @@ class Planner:
             self._on_stopped(admitted[stopped.turn], stopped)
 
     def _on_stopped(self, turn: Turn, stopped: TurnStopped) -> None:
-        if stopped.reason is not StopReason.SUSPENDED or turn.cancelled:
+        if turn.cancelled or stopped.reason in (StopReason.CANCELLED, StopReason.FAILED):
             self._tables.release(turn)
             self._forget(turn)
             return
+        if stopped.reason is not StopReason.SUSPENDED:
+            self._rest(turn)
+            self._tables.release(turn)
+            self._roster.forget(turn)
+            if turn.rests_at is not None:
+                self._unsettled[turn.id] = turn.rests_at
+            return
         self._tables.put_tail_away(turn, stopped.computed_tokens)
-        rests_at = turn.rests_at
-        if turn.to_nvme and turn.tip != NO_ROW:
-            turn.rests_at = self._blocks.rows.key(turn.tip)
-            self._branches.rest(turn.rests_at)
-        if rests_at is not None:
-            self._branches.end_rest(turn.keys, rests_at)
+        self._rest(turn)
         self._tables.release(turn)
         turn.tokens = stopped.tokens
         # The last token has no K/V yet: it is computed first when the turn goes on.
         del turn.keys[max(0, stopped.tokens - 1) // self.config.block_tokens :]
         self._roster.suspend(turn, self._blocks.rows.now)
+
+    def _rest(self, turn: Turn) -> None:
+        """Whoever waits may take its room from now on: what it has computed may have to go down before it goes on, or
+        before its branch is recorded."""
+        rested_at, turn.rests_at = turn.rests_at, None
+        if turn.to_nvme and turn.tip != NO_ROW and self._blocks.has_tier(Tier.NVME):
+            turn.rests_at = self._blocks.rows.key(turn.tip)
+            self._branches.rest(turn.rests_at)
+        if rested_at is not None:
+            self._branches.end_rest(rested_at, turn.keys)
+
+    def _on_settled(self, turn: TurnId) -> None:
+        rests_at = self._unsettled.pop(turn, None)
+        if rests_at is not None:
+            self._branches.end_rest(rests_at)
 
     def _on_grow_wanted(self, event: GrowWanted) -> None:
         turn = self._roster.admitted.get(event.turn)
@@ -300,7 +321,7 @@ class Planner:
         """It is over."""
         self._roster.forget(turn)
         if turn.rests_at is not None:
-            self._branches.end_rest(turn.keys, turn.rests_at)
+            self._branches.end_rest(turn.rests_at, turn.keys)
 
     # --- decisions --------------------------------------------------------------------
 

@@ -56,8 +56,8 @@ class Turn:
     wanted: int = 0  # slots asked for by GrowWanted and not yet granted
     wake: Wake | None = None  # while WAKING
     tail: Tail | None = None  # while WAITING to go on
-    to_nvme: bool = False  # may its blocks lie on NVMe while it is suspended?
-    rests_at: BlockKey | None = None  # they may, up to this one, since it was suspended
+    to_nvme: bool = False  # may its blocks lie on NVMe while it is suspended, and before it is settled?
+    rests_at: BlockKey | None = None  # they may, up to this one, since it was suspended or ended
     may_load: bool = True  # False once a load failed or came late for it: it computes instead
     miss: Miss | None = None  # why it has to compute what was stored
     has_waited: bool = False  # there was no room for it when it arrived

@@ -25,6 +25,7 @@ from kvstore.events import (
     TransferDone,
     TransferEnd,
     TurnArrived,
+    TurnSettled,
     TurnStopped,
     WritePolicy,
 )
@@ -106,6 +107,9 @@ class Script:
     ) -> list[Action]:
         tokens = len(self.paths[turn]) * BLOCK_TOKENS + 1 if tokens is None else tokens
         return self.feed(StepEnded((), (TurnStopped(TurnId(turn), reason, tokens, computed),)))
+
+    def settle(self, turn: int) -> list[Action]:
+        return self.feed(TurnSettled(TurnId(turn)))
 
     def grow(self, turn: int, slots: int = 1) -> list[Action]:
         return self.feed(GrowWanted(TurnId(turn), slots))

@@ -326,6 +326,38 @@ def test_a_suspended_turn_keeps_its_full_blocks_on_nvme_only_if_they_may_lie_the
     actions = script.stop(1) + script.end_all()
     assert the_grant(actions).cached_tokens == (4 if to_nvme else 0)
     script.stop(2)
+    assert script.where("b") == (["HN"] if to_nvme else [""])
+    script.settle(2)
     assert script.where("b") == (["H"] if to_nvme else [""]), "its branch says what becomes of it now"
     script.erase_all()
     assert script.slots(Tier.NVME) == {"free": 16}
+
+
+@pytest.mark.parametrize("to_nvme", [True, False])
+def test_what_an_ended_turn_computed_goes_to_nvme_for_who_waits_before_its_branch_is_recorded(to_nvme: bool) -> None:
+    script = Script(hbm_slots=3, nvme_slots=8, ring_slots=4)
+    script.arrive(1, "ab", output_tokens=3, to_nvme=to_nvme)
+    script.fill(1, 0, 1)
+    script.arrive(2, "xy", output_tokens=3)
+    script.stop(1, tokens=10)
+    script.end_all()
+    assert script.running == {2}
+    assert script.where("ab") == (["N", "N"] if to_nvme else ["", ""])
+    script.record("ab", to_nvme=to_nvme)
+    script.settle(1)
+    script.erase_all()
+    assert script.where("ab") == (["N", "N"] if to_nvme else ["", ""])
+
+
+def test_an_ended_turn_that_nobody_records_leaves_nothing_on_nvme() -> None:
+    script = Script(hbm_slots=3, nvme_slots=8, ring_slots=4)
+    script.arrive(1, "ab", output_tokens=3, to_nvme=True)
+    script.fill(1, 0, 1)
+    script.arrive(2, "xy", output_tokens=3)
+    script.stop(1, tokens=10)
+    script.end_all()
+    assert script.where("ab") == ["N", "N"]
+    script.settle(1)
+    script.erase_all()
+    assert script.where("ab") == ["", ""]
+    assert script.slots(Tier.NVME) == {"free": 8}

@@ -66,10 +66,12 @@ class PlannerMachine(RuleBasedStateMachine):
     @rule(
         paces=st.lists(st.sampled_from([1, 2, 5, 40]), min_size=1, max_size=3),
         to_nvme=st.sampled_from([True, True, False]),
+        records=st.sampled_from([True, True, False]),
     )
-    def step(self, paces: list[int], to_nvme: bool) -> None:
+    def step(self, paces: list[int], to_nvme: bool, records: bool) -> None:
         self.world.step(paces)
-        self.world.record_ended(to_nvme)
+        if records:
+            self.world.record_ended(to_nvme)
 
     @precondition(lambda self: self.world.copies)
     @rule(data=st.data(), failure=st.none() | FAILURES, good=st.integers(0, 7))

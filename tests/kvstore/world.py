@@ -46,6 +46,7 @@ from kvstore.events import (
     TransferEnd,
     TurnArrived,
     TurnCancelled,
+    TurnSettled,
     TurnStopped,
     WakeCancelled,
     WakeHinted,
@@ -112,6 +113,7 @@ class World:
         self.probes: set[Tier] = set()
         self.seen: Counter[str] = Counter()
         self._unrecorded: list[Content] = []
+        self._unsettled: dict[TurnId, Content] = {}  # of turns that ended well
         self._broken: set[int] = set()  # slots of NVMe that nobody can use, nor erase
         self._memory: dict[tuple[Tier, int], Content] = {}
         self._next_id = 0
@@ -204,6 +206,8 @@ class World:
         for content in ended:
             own = [branch for branch in self.branches if content[: len(branch.content)] == branch.content]
             self.record(max(own, key=lambda branch: len(branch.content), default=None), content, to_nvme)
+        while self._unsettled:
+            self._feed(TurnSettled(self._unsettled.popitem()[0]))
 
     def close(self, branch: Branch) -> None:
         self.branches.remove(branch)
@@ -241,6 +245,7 @@ class World:
         self.probes.clear()
         self.erasing.clear()
         self._unrecorded.clear()
+        self._unsettled.clear()
         self.planner = Planner(self.config)
         if self.config.nvme_slots:
             found = [(it.key, it.parent, it.first_block, it.slot, self.now - 1.0) for it in self.catalogue.values()]
@@ -269,6 +274,7 @@ class World:
             self.pass_time(0.1)
         assert not self.clients, f"{len(self.clients)} turns never end: {self.planner!r}"
         assert not self.hints, "a hint was never answered"
+        self.record_ended(to_nvme=True)
         while self.branches:
             self.close(self.branches[0])
         while self.erasing or self.copies:
@@ -322,6 +328,7 @@ class World:
         if stop.reason is StopReason.LENGTH:
             self.histories.append(tuple(client.tokens))
             self._unrecorded.append(tuple(client.tokens))
+            self._unsettled[stop.turn] = tuple(client.tokens) if client.to_nvme else ()
         del self.clients[stop.turn]
 
     def _is_short_of_room(self, client: Client) -> bool:
@@ -395,8 +402,10 @@ class World:
         self._check_contents()
 
     def _check_sinks(self, copy: StartTransfer) -> None:
-        """Nothing goes to NVMe that no branch and no suspended turn allows there, or to a slot that is in use."""
+        """Nothing goes to NVMe that no branch and no turn that waits allows there, or to a slot that is in use."""
         allowed = self._allowed_by_branches()
+        for content in self._unsettled.values():
+            allowed.update(self.keys([*content, 0]))
         for client in self.clients.values():
             if client.to_nvme and client.has_run:
                 allowed.update(self.keys([*client.tokens, 0]))
