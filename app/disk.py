@@ -220,10 +220,14 @@ def _verify_histories(catalog: Path, verdict: Verdict, tell: Progress) -> None:
 
 def _verify_blocks(catalog: Path, row: FolderRow, store: NvmeStore | None, verdict: Verdict, tell: Progress) -> None:
     blocks = reading.blocks(catalog, row.number)
+    reading.claim(blocks, [(keys, 0.0) for keys in reading.branch_keys(catalog, row.number)])
+    unclaimed = set(blocks.unclaimed())
     for number, (key, _, _, slot, _) in enumerate(blocks.rows()):
         end = TransferEnd.STALE if store is None or slot >= store.num_slots else store.verify(slot, key)
         if end is not TransferEnd.DONE and reading.key_at(catalog, row.number, slot) != key:
             continue  # the slot was given to another block while this one was read
+        if end is TransferEnd.STALE and slot in unclaimed:
+            continue  # a kill came between the erasing of a deleted session's block and its forgetting
         verdict.blocks["ok" if end is TransferEnd.DONE else end.value] += 1
         if end is not TransferEnd.DONE:
             verdict.faults.append(f"{row.name}, slot {slot}: {end.value}")

@@ -181,6 +181,7 @@ def open_tier(
             len(restored.blocks),
         )
         journal, blocks = CatalogJournal(catalog), FolderBlocks(catalog, row, store.erase)
+        store.before_write = blocks.await_forgotten
         undoing.pop_all()
     return DiskTier(
         disk=Disk(directory, catalog, row, store, blocks, Workers("nvme-upkeep", 2, reserved=1)),

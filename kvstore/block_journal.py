@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
+FORGETTING_SECONDS = 1.0
+"""A commit takes milliseconds. Where it takes longer the slot is written to all the same: a reader who is led there
+finds another block's header."""
 
 
 class FolderBlocks:
@@ -28,6 +31,7 @@ class FolderBlocks:
         self._catalog = catalog
         self._folder = folder.number
         self._erase = erase
+        self._forgetting: dict[int, int] = {}  # slot -> the number its forgetting was put under
         self._workers = Workers("nvme-erase", 1)
         self._is_closed = False
 
@@ -43,7 +47,18 @@ class FolderBlocks:
 
     def forget(self, slots: Iterable[int]) -> None:
         """What is in these slots is not to be found again."""
-        forget_slots(self._catalog, self._folder, slots)
+        cleared = tuple(slots)
+        self._note(cleared, forget_slots(self._catalog, self._folder, cleared))
+
+    def await_forgotten(self, slots: Iterable[int]) -> None:
+        """The slots are about to be written to: what they held is out of the catalog's file before, so that after a
+        kill it names no slot that holds something else. Blocking; called on a copy's thread."""
+        version = max((self._forgetting.pop(slot, 0) for slot in slots), default=0)
+        if version:
+            self._catalog.wait_written(version, FORGETTING_SECONDS)
+
+    def _note(self, slots: tuple[int, ...], version: int) -> None:
+        self._forgetting.update(dict.fromkeys(slots, version))
 
     def erase(self, slots: Iterable[int], done: Callable[[], None]) -> None:
         """As `forget`, and the bytes have to go: `done` is called on the event loop once they have, tried again and
@@ -55,7 +70,7 @@ class FolderBlocks:
             for slot in slots:
                 pending.erase(self._folder, slot)
 
-        self._catalog.put(change)
+        self._note(slots, self._catalog.put(change))
 
     def close(self) -> None:
         """Erase what was asked for, and take no more."""
@@ -81,15 +96,15 @@ class FolderBlocks:
         self._workers.submit(erase, urgent=False)
 
 
-def forget_slots(catalog: Catalog, folder: int, slots: Iterable[int]) -> None:
-    """Nothing is in these slots of a folder any more."""
+def forget_slots(catalog: Catalog, folder: int, slots: Iterable[int]) -> int:
+    """Nothing is in these slots of a folder any more; the number to wait for."""
     cleared = tuple(slots)
 
     def change(pending: Pending) -> None:
         for slot in cleared:
             pending.clear(folder, slot)
 
-    catalog.put(change)
+    return catalog.put(change)
 
 
 def note_swept(catalog: Catalog, folder: FolderRow, slots: Iterable[int]) -> None:

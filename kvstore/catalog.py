@@ -218,10 +218,16 @@ class Catalog:
         self._writer = CatalogWriter(self._own, folder, next_serial, on_lost)
         self._file = None
 
-    def put(self, change: Callable[[Pending], None]) -> None:
-        """Have `change` say what is to be written; returns at once and never raises for what a disk does."""
+    def put(self, change: Callable[[Pending], None]) -> int:
+        """Have `change` say what is to be written; returns at once, with a number to `wait_written` for, and never
+        raises for what a disk does."""
         assert self._writer is not None
-        self._writer.put(change)
+        return self._writer.put(change)
+
+    def wait_written(self, version: int, seconds: float) -> bool:
+        """Wait until what `put` numbered so is committed; blocking. False: not yet."""
+        assert self._writer is not None
+        return self._writer.wait_written(version, seconds)
 
     def read(self, unread: Unread) -> History | ReadFault:
         """One history; blocking."""

@@ -68,6 +68,7 @@ class CatalogWriter:
         self._clock = clock
         self._pending = Pending(next_serial)
         self._changed = threading.Condition()
+        self._written = 0  # the version up to which everything is in the file
         self._settled = 0  # the version up to which everything is in the file, and nothing else in its log
         self._log_wanted: float | None = None  # since when the log is to be emptied
         self._failing = 0
@@ -80,11 +81,17 @@ class CatalogWriter:
 
     # --- any thread ---------------------------------------------------------------------------
 
-    def put(self, change: Callable[[Pending], None]) -> None:
-        """Have `change` say what is to be written; returns at once."""
+    def put(self, change: Callable[[Pending], None]) -> int:
+        """Have `change` say what is to be written; returns at once, with a number to `wait_written` for."""
         with self._changed:
             change(self._pending)
             self._changed.notify_all()
+            return self._pending.version
+
+    def wait_written(self, version: int, seconds: float) -> bool:
+        """Wait until what was put under that number is committed; blocking. False: not yet."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._written >= version, seconds)
 
     def wait(self, seconds: float) -> bool:
         """Wait until all that has been put is committed, and nothing deleted is left; blocking. False: not yet."""
@@ -158,6 +165,7 @@ class CatalogWriter:
             self._busy_since = None
             self._failing = 0
             self._faults += bool(fault)
+            self._written = version
             if is_emptied:
                 self._settled = version
             elif not len(self._pending) and not self._is_closing:

@@ -98,6 +98,8 @@ class NvmeStore:
         self.io = io
         self.bytes_read = 0
         self.bytes_written = 0
+        self.before_write: Callable[[Sequence[int]], object] = lambda _slots: None
+        """Called on a copy's thread with the slots that are about to be written to; it may block."""
         self._folder = folder
         self._block_tokens = block_tokens
         self._stride = stride_bytes(slot_bytes)
@@ -170,6 +172,7 @@ class NvmeStore:
 
     def copy_in(self, run: Run) -> Landed:
         """From `run.host` to the disk; what is sound can be read back, also by the next process."""
+        self.before_write(run.slots)
         return self._copy(run, self._write)
 
     def copy_out(self, run: Run) -> Landed:

@@ -168,6 +168,7 @@ def open_tier(root: Path, form: Form, files: FileIO | None = None) -> DiskTier:
     sweep_others(directory, catalog, catalog.swept, row)
     catalog.start(row, restored.next_serial)
     blocks = FolderBlocks(catalog, row, store.erase)
+    store.before_write = blocks.await_forgotten
     return DiskTier(
         disk=Disk(directory, catalog, row, store, blocks, Workers("nvme-upkeep", 2, reserved=1)),
         num_slots=form.nvme_slots,

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
+
 from kvstore import block_journal
+from kvstore import catalog_reading as reading
 from kvstore.block_journal import FolderBlocks
 from kvstore.catalog_rows import BlockRow
 from kvstore.events import RecordedBlock
@@ -15,8 +18,6 @@ from tests.kvstore.shelf import Shelf
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
-
-    import pytest
 
     from kvstore.journal import BlockJournal
 
@@ -57,6 +58,23 @@ async def test_what_a_disk_does_not_erase_stays_in_the_catalog_and_is_tried_agai
     await done.wait()
     assert tries == [(1, 2), (2,), (2,)]
     blocks.close()
+    shelf.close()
+
+
+@pytest.mark.parametrize("erases", [False, True])
+async def test_a_slot_is_written_to_only_when_the_catalogs_file_names_it_no_more(tmp_path: Path, erases: bool) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.blocks.record(rows(1, 2, 3))
+    shelf.settle()
+    if erases:
+        done = asyncio.Event()
+        shelf.blocks.erase((1, 3), done.set)
+        await done.wait()
+    else:
+        shelf.blocks.forget((1, 3))
+    await asyncio.to_thread(shelf.blocks.await_forgotten, (3, 1))
+    named = [reading.key_at(shelf.catalog.path, shelf.folder.number, slot) is not None for slot in (1, 2, 3)]
+    assert named == [False, True, False]
     shelf.close()
 
 
