@@ -226,8 +226,8 @@ def _verify_blocks(catalog: Path, row: FolderRow, store: NvmeStore | None, verdi
         end = TransferEnd.STALE if store is None or slot >= store.num_slots else store.verify(slot, key)
         if end is not TransferEnd.DONE and reading.key_at(catalog, row.number, slot) != key:
             continue  # the slot was given to another block while this one was read
-        if end is TransferEnd.STALE and slot in unclaimed:
-            continue  # a kill came between the erasing of a deleted session's block and its forgetting
+        if end is not TransferEnd.DONE and slot in unclaimed:
+            continue  # a kill came while a deleted session's block was erased: the next start goes on with it
         verdict.blocks["ok" if end is TransferEnd.DONE else end.value] += 1
         if end is not TransferEnd.DONE:
             verdict.faults.append(f"{row.name}, slot {slot}: {end.value}")

@@ -63,7 +63,7 @@ class FolderBlocks:
     def erase(self, slots: Iterable[int], done: Callable[[], None]) -> None:
         """As `forget`, and the bytes have to go: `done` is called on the event loop once they have, tried again and
         again. The catalog forgets them only then: what a crash interrupts is found at the next start and erased."""
-        self._try(tuple(slots), done, FIRST_RETRY_SECONDS)
+        self._try(tuple(slots), done, FIRST_RETRY_SECONDS, self._catalog.version)
 
     def _forget_erased(self, slots: tuple[int, ...]) -> None:
         def change(pending: Pending) -> None:
@@ -77,7 +77,7 @@ class FolderBlocks:
         self._is_closed = True
         self._workers.close()
 
-    def _try(self, slots: tuple[int, ...], done: Callable[[], None], retry_seconds: float) -> None:
+    def _try(self, slots: tuple[int, ...], done: Callable[[], None], retry_seconds: float, version: int) -> None:
         if self._is_closed:
             return
         loop = asyncio.get_running_loop()
@@ -88,9 +88,11 @@ class FolderBlocks:
                 done()
                 return
             longer = min(LONGEST_RETRY_SECONDS, 2 * retry_seconds)
-            loop.call_later(retry_seconds, self._try, left, done, longer)
+            loop.call_later(retry_seconds, self._try, left, done, longer, version)
 
         def erase() -> None:
+            # Whose blocks they were is out of the file first: a session that a kill brings back has all of its own.
+            self._catalog.wait_written(version, FORGETTING_SECONDS)
             loop.call_soon_threadsafe(ended, self._erase(slots))
 
         self._workers.submit(erase, urgent=False)

@@ -224,6 +224,12 @@ class Catalog:
         assert self._writer is not None
         return self._writer.put(change)
 
+    @property
+    def version(self) -> int:
+        """The number of what was put last."""
+        assert self._writer is not None
+        return self._writer.version
+
     def wait_written(self, version: int, seconds: float) -> bool:
         """Wait until what `put` numbered so is committed; blocking. False: not yet."""
         assert self._writer is not None

@@ -88,6 +88,12 @@ class CatalogWriter:
             self._changed.notify_all()
             return self._pending.version
 
+    @property
+    def version(self) -> int:
+        """The number of what was put last."""
+        with self._changed:
+            return self._pending.version
+
     def wait_written(self, version: int, seconds: float) -> bool:
         """Wait until what was put under that number is committed; blocking. False: not yet."""
         with self._changed:

@@ -86,7 +86,7 @@ class Seen:
     """Tokens by tier, of first turns after a kill."""
     found: int = 0
     broken: int = 0
-    """Slots that a kill left torn, or with another block than the catalog says."""
+    """Slots that do not hold what the catalog says, since their files were deleted."""
     under_way: int = 0
     sound: int = 0
     seconds: list[float] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Seen:
         return (
             f"{len(each)} rounds, median {each[len(each) // 2]:.2f} s and {each[-1]:.2f} s at most; "
             f"killed at {dict(self.reached)}; {self.turns} turns, first ones after a kill reused "
-            f"{dict(self.first_reused)} tokens; {self.sound} blocks found sound, {self.broken} given to another block, "
+            f"{dict(self.first_reused)} tokens; {self.sound} blocks found sound, {self.broken} lost with their files, "
             f"{self.under_way} cut in writing"
         )
 
@@ -174,6 +174,7 @@ class Chain:
         self._log = place / "stderr"
         self._known = Known(seed)
         self._number = 0
+        self._deleted: set[int] = set()  # slots whose files were deleted under the catalog
 
     def round(self) -> None:
         """One process, killed, and a look at what it left."""
@@ -246,6 +247,7 @@ class Chain:
         for path in sorted(self._root.glob("*/slabs/*.kv"))[1:]:
             path.unlink()
             first = int(path.stem) * SEGMENT_SLOTS
+            self._deleted.update(range(first, first + SEGMENT_SLOTS))
             note_erased(self._journal, range(first, first + SEGMENT_SLOTS))
 
     def _run(self, plan: Plan, form: Form, chance: random.Random) -> None:
@@ -323,6 +325,7 @@ class Chain:
             slot = int(named[1])
             key = reading.key_at(directory.catalog, folder.number, slot)
             assert key is not None
+            assert slot in self._deleted, fault
             assert ledger.may_be_broken(slot, key.hex()), f"{fault}, and it was to hold {key.hex()}"
         self.seen.broken += len(verdict.faults)
         self.seen.under_way += len(ledger.under_way)
