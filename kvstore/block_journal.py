@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
-FORGETTING_SECONDS = 1.0
+FORGETTING_SECONDS = 5.0
 """A commit takes milliseconds. Where it takes longer the slot is written to all the same: a reader who is led there
 finds another block's header."""
 

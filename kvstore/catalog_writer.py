@@ -95,9 +95,10 @@ class CatalogWriter:
             return self._pending.version
 
     def wait_written(self, version: int, seconds: float) -> bool:
-        """Wait until what was put under that number is committed; blocking. False: not yet."""
+        """Wait until what was put under that number is committed; blocking. False: not yet, or the disk refuses."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._written >= version, seconds)
+            self._changed.wait_for(lambda: self._written >= version or self._failing, seconds)
+            return self._written >= version
 
     def wait(self, seconds: float) -> bool:
         """Wait until all that has been put is committed, and nothing deleted is left; blocking. False: not yet."""
