@@ -266,11 +266,23 @@ def collect(
 
 
 def sweep_others(directory: NvmeDirectory, catalog: Catalog, forget: Forgetter, served: FolderRow) -> None:
-    """Erase what sessions of other models have left; a folder that cannot be used is left for another time."""
+    """Erase what sessions of other models have left, and forget what went with their folders; a folder that cannot be
+    used is left for another time."""
     try:
+        forget_removed(directory, catalog, forget, served)
         collect(directory, catalog, forget, served, wanted_only=True)
     except (OSError, sqlite3.Error, SettingInvalid) as error:
         log.warning("blocks of deleted sessions of other models are still to be erased: %s", error)
+
+
+def forget_removed(directory: NvmeDirectory, catalog: Catalog, forget: Forgetter, served: FolderRow) -> None:
+    """Folders of other models that gave way, or that somebody removed, took their blocks along."""
+    there = {place.model_key for place in directory.folders()}
+    for row in catalog.folders():
+        if row.model_key not in there and row.model_key != served.model_key:
+            slots = list(reading.blocks(catalog.path, row.number).slots)
+            if slots:
+                forget(row, slots)
 
 
 def _free(store: NvmeStore, held: set[int]) -> list[int]:

@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from app import sizes
 from app.disk import Disk, sweep_others
 from app.units import format_bytes
-from kvstore.block_journal import FolderBlocks
+from kvstore.block_journal import FolderBlocks, note_swept
 from kvstore.catalog import Catalog
 from kvstore.catalog_rows import SlotShape
 from kvstore.clocks import Clocks
@@ -180,11 +181,16 @@ def open_tier(
             len(restored.sessions),
             len(restored.blocks),
         )
+        upkeep = Workers("nvme-upkeep", 2, reserved=1)
+        forget = partial(note_swept, catalog)
+        directory.on_removed = lambda _path: upkeep.submit(
+            lambda: sweep_others(directory, catalog, forget, row), urgent=False
+        )
         journal, blocks = CatalogJournal(catalog), FolderBlocks(catalog, row, store.erase)
         store.before_write = blocks.await_forgotten
         undoing.pop_all()
     return DiskTier(
-        disk=Disk(directory, catalog, row, store, blocks, Workers("nvme-upkeep", 2, reserved=1)),
+        disk=Disk(directory, catalog, row, store, blocks, upkeep),
         num_slots=slots,
         rated_bytes_per_day=sizes.rated_bytes_per_day(settings, disk),
         restored=restored,

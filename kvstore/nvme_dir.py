@@ -110,7 +110,7 @@ class NvmeDirectory:
         self.quota_bytes = quota_bytes
         self.keep_free_share = keep_free_share
         self.set_aside: Path | None = None  # where `open` put what another version had left
-        self._on_removed = on_removed
+        self.on_removed = on_removed
         self._in_use: set[Path] = set()
         self._lock = threading.Lock()
         self._lock_fd: int | None = None
@@ -221,8 +221,8 @@ class NvmeDirectory:
         gone = not path.exists()
         if not gone:
             log.warning("%s could not be removed whole: something in it is not ours, or cannot be removed", path)
-        if self._on_removed is not None:
-            self._on_removed(path)
+        if self.on_removed is not None:
+            self.on_removed(path)
         return gone
 
     # --- format -------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from app import disk_address
 from app.cli import cli
-from app.disk import Disk
+from app.disk import Disk, sweep_others
 from kvstore import catalog_reading as reading
 from kvstore.block_journal import FolderBlocks
 from kvstore.catalog import Catalog
@@ -217,6 +218,20 @@ def test_verify_is_content_once_a_server_has_started_with_a_smaller_quota(kept: 
     store.close()
     directory.close()
     assert dormouse("verify", "--nvme-dir", str(kept.root)).exit_code == 0
+
+
+def test_blocks_of_a_folder_that_is_gone_are_forgotten_and_its_sessions_are_not(kept: Kept) -> None:
+    directory = NvmeDirectory(kept.root)
+    directory.open()
+    (other,) = kept.root.glob("other-*")
+    shutil.rmtree(other)
+    catalog = Catalog.open(directory.catalog, 1000.0)
+    row = catalog.folder("tiny", MODEL, SHAPE, 1000.0)
+    sweep_others(directory, catalog, catalog.swept, row)
+    assert catalog.close(WAIT_SECONDS)
+    directory.close()
+    assert told("verify", kept=kept)["sound"]
+    assert {each["id"] for each in told("ls", kept=kept)["sessions"]} == {"tiny-0", "tiny-1", "other-0"}
 
 
 def test_rm_leaves_no_byte_of_a_session_and_all_of_those_that_share_with_it(kept: Kept) -> None:

@@ -151,6 +151,26 @@ def test_another_dtype_meets_none_of_the_blocks(model: Path, roomy: Path, contro
         assert talk.texts == control(talk.name)[:2]
 
 
+def test_a_model_whose_blocks_gave_way_to_anothers_has_its_sessions_still_and_the_store_is_sound(
+    model: Path, tmp_path: Path, embedded_folder: Path, control: Control
+) -> None:
+    root, quota = tmp_path / "nvme", 512 * 1024
+    larger = tiny.save(tmp_path / "larger", embedded_folder, num_hidden_layers=3, num_key_value_heads=4)
+    talk, others = Talk("a mouse that gave way"), Talk("a mouse of the second")
+    with serving(settings(model, root, nvme_bytes=quota)) as server:
+        server.say(talk)
+        server.settle()
+    with serving(settings(larger, root, nvme_bytes=quota)) as server:
+        server.say(others)
+        server.settle()
+        assert len(list(root.glob("*/slabs/*.kv"))) == 1
+        assert server.http.post("/admin/api/store/verify", json={}).json()["sound"]
+    with serving(settings(model, root, nvme_bytes=quota)) as server:
+        told = server.say(talk)
+        assert told["miss_reason"] == "evicted"
+        assert talk.texts == control(talk.name)[:2]
+
+
 def test_a_model_of_another_shape_on_the_same_directory_leaves_the_firsts_sessions_asleep_within_one_quota(
     model: Path, tmp_path: Path, roomy: Path, embedded_folder: Path, control: Control
 ) -> None:
