@@ -167,7 +167,7 @@ def test_a_model_whose_blocks_gave_way_to_anothers_has_its_sessions_still_and_th
         assert server.http.post("/admin/api/store/verify", json={}).json()["sound"]
     with serving(settings(model, root, nvme_bytes=quota)) as server:
         told = server.say(talk)
-        assert told["miss_reason"] == "evicted"
+        assert told["miss_reason"] in ("evicted", "not_written"), "its catalog has no word of them"
         assert talk.texts == control(talk.name)[:2]
 
 
