@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 MINUTE = 60
 KEPT_STATES = 32
+LEAST_POINTS = 12
+"""Of a plot."""
 MOST_CLIENTS = 20
 OTHERS = "others"
 
@@ -175,13 +177,16 @@ class Board:
             *(f"miss_{reason}" for reason in MissReason),
         ]
         found = self._minutes.series(minute, length, columns, step)
-        points, now = length // step, self._clock()
+        # What was before this process is nothing; a plot of one point is none, though.
+        points, now = min(length // step, max(LEAST_POINTS, minute // step + 1)), self._clock()
         end = now.unix(self._started + (minute + 1) * MINUTE)
         first: dict[str, list[float | None]] = {}
         for kind in counting.KINDS:
-            buckets = [found[each] for each in counting.FIRST_TOKEN_BUCKETS[kind]]
+            buckets = [found[each][-points:] for each in counting.FIRST_TOKEN_BUCKETS[kind]]
             first[kind] = [counting.p50(counts) for counts in zip(*buckets, strict=True)]
-        misses = {reason.value: found[f"miss_{reason}"] for reason in MissReason if reason not in counting.NO_LOSS}
+        misses = {
+            reason.value: found[f"miss_{reason}"][-points:] for reason in MissReason if reason not in counting.NO_LOSS
+        }
         return {
             "window": name,
             "step_seconds": step * MINUTE,
@@ -218,6 +223,7 @@ class Board:
             nvme_rated_bytes_per_day=self._gateway.nvme_rated_bytes_per_day,
             has_nvme=self._gateway.disk is not None,
             free_blocks_below=lowest.free,
+            blocks_below=lowest.capacity,
             window_hours=self._hours(name),
             worst_client=next((name for name, _ in self._clients.most_common(1)), ""),
         )

@@ -44,7 +44,12 @@ class Census:
         self._store = store
         self._left: list[weakref.ref[Session]] = []
         self._running = Count()
-        self.last = Count()
+        self._whole: Count | None = None
+
+    @property
+    def last(self) -> Count:
+        """The last count that was whole; the first one as far as it has got."""
+        return self._running if self._whole is None else self._whole
 
     def advance(self, most: int = AT_ONCE) -> None:
         """Look at `most` more; once all were seen, begin again."""
@@ -57,7 +62,7 @@ class Census:
             if session is not None and not session.is_forgotten:
                 self._look_at(session)
         if not self._left:
-            self.last = self._running
+            self._whole = self._running
 
     def _look_at(self, session: Session) -> None:
         branch = session.latest

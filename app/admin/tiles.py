@@ -16,6 +16,9 @@ NONE = "\N{EN DASH}"
 
 TIER_NAMES = {"hbm": "HBM", "dram": "DRAM", "nvme": "NVMe"}
 
+FULL_SHARE = 0.05
+"""A tier with less of it free is full: what comes makes something go."""
+
 Tone = Literal["plain", "good", "warm", "bad"]
 
 
@@ -44,7 +47,8 @@ class Now:
     nvme_rated_bytes_per_day: int = 0
     has_nvme: bool = False
     free_blocks_below: int = 0
-    """Of the lowest tier that there is."""
+    """Of the lowest tier that there is, which has `blocks_below`."""
+    blocks_below: int = 0
     window_hours: float = 1.0
     """As long as the window has been counting."""
     worst_client: str = ""
@@ -108,12 +112,18 @@ def _p50(spread: Spread) -> str:
 def _wakes(window: Window) -> Tile:
     wakes = window.wakes
     if wakes.p50 is None or wakes.p95 is None or wakes.p99 is None:
-        return Tile("wakes", "Wake, p95", NONE, "no turn had to wait for one")
+        return Tile("wakes", "Wake, p50 / p95 / p99", NONE, "no turn had to wait for one")
     within = percent(window.wakes_within_goal or 0.0, 1.0)
-    detail = (
-        f"p50 {seconds_text(wakes.p50)} \N{MIDDLE DOT} p99 {seconds_text(wakes.p99)} \N{MIDDLE DOT} {within}% in 100 ms"
-    )
-    return Tile("wakes", f"Wake, p95 of {count(wakes.count)}", seconds_text(wakes.p95), detail)
+    detail = f"{count(wakes.count)} wakes \N{MIDDLE DOT} {within}% within 100 ms"
+    return Tile("wakes", "Wake, p50 / p95 / p99", in_one_unit(wakes.p50, wakes.p95, wakes.p99), detail)
+
+
+def in_one_unit(*seconds: float) -> str:
+    """Latencies side by side: `1.5 / 17 / 31 ms`."""
+    factor, unit = (1, "s") if max(seconds) >= 1 else (1000, "ms")
+    scaled = [each * factor for each in seconds]
+    texts = [f"{each:.0f}" if each >= 9.95 else f"{each:.1f}" if each >= 0.95 else f"{each:.2g}" for each in scaled]
+    return f"{' / '.join(texts)} {unit}"
 
 
 def _lost_by_us(window: Window) -> Tile:
@@ -149,7 +159,7 @@ def _headroom(window: Window, now: Now) -> Tile:
     detail = f"{count(now.running)} running \N{MIDDLE DOT} {count(now.waiting)} waiting \N{MIDDLE DOT} "
     detail += f"{count(window.refused)} refused"
     hours = hours_left(window, now)
-    value = NONE if hours is None else "none" if hours == 0 else until(hours)
+    value = NONE if hours is None else "now" if hours == 0 else until(hours)
     tone: Tone = "bad" if window.refused else "warm" if hours is not None and hours < 1 else "plain"
     return Tile("headroom", "Until it forgets", value, detail, tone)
 
@@ -161,7 +171,7 @@ def until(hours: float) -> str:
 
 def hours_left(window: Window, now: Now) -> float | None:
     """Until the lowest tier is full, at the window's pace; 0 where it forgets already, None where nothing grows."""
-    if window.evicted or window.displaced:
+    if now.free_blocks_below < FULL_SHARE * now.blocks_below and (window.evicted or window.displaced):
         return 0.0
     if not window.published or not now.window_hours:
         return None

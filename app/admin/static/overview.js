@@ -5,7 +5,7 @@ import { TIERS, TIER_NAMES, clock, count, gigabytes, milliseconds, moment, perce
 import { plots } from "./plots.js";
 
 const WINDOWS = [["15m", "15 min"], ["1h", "1 h"], ["24h", "24 h"]];
-const TIER_WORDS = { hbm: "awake", dram: "asleep in memory", nvme: "asleep on disk" };
+const TIER_WORDS = { hbm: "awake", dram: "asleep", nvme: "asleep on disk" };
 const KEY = "dormouse-window";
 
 export function overview(main) {
@@ -200,7 +200,7 @@ function flow(direction) {
   return {
     node,
     update(perSecond, soFar) {
-      const word = direction === "down" ? "falls asleep" : "wakes";
+      const word = direction === "down" ? "to sleep" : "waking";
       setClass(node, `flow ${direction}${perSecond > 0 ? " is-moving" : ""}`);
       setText(text, `${gigabytes(perSecond)} ${word}`);
       node.title = `${size(soFar)} so far`;
@@ -246,9 +246,13 @@ export function why(turn) {
   return turn.outcome === "stop" || turn.outcome === "length" ? "awake" : words(turn.outcome);
 }
 
+export function tone(turn) {
+  if (turn.miss === null) return turn.woke_from !== null && turn.woke_from !== "hbm" ? "woken" : "awake";
+  return ["new_session", "new_branch", "cache_disabled"].includes(turn.miss) ? "begun" : "lost";
+}
+
 function turnRow(turn) {
   const name = turn.number < 0 ? turn.session : h("a", { href: `#/session/${turn.number}` }, turn.session);
-  const tone = turn.miss === null ? (turn.woke_from && turn.woke_from !== "hbm" ? "woken" : "awake") : turn.recomputed > 0 ? "lost" : "begun";
   return h(
     "tr",
     null,
@@ -256,6 +260,6 @@ function turnRow(turn) {
     h("td", { class: "id", title: turn.session }, name),
     h("td", { class: "origins" }, origins(turn)),
     h("td", { class: "number" }, milliseconds(turn.first_token_ms)),
-    h("td", { class: `why is-${tone}` }, why(turn)),
+    h("td", { class: `why is-${tone(turn)}` }, why(turn)),
   );
 }

@@ -1,11 +1,12 @@
 // First tokens by tier over misses by reason, on one axis of time. uPlot draws; this says what.
 
-import { h, setText } from "./dom.js";
-import { milliseconds, words } from "./format.js";
+import { empty, h, setText } from "./dom.js";
+import { count, milliseconds, words } from "./format.js";
 import { ask } from "./server.js";
 
 const LEAST_MS = 5_000; // between two looks at the history, however fast states come
-const KINDS = [["hbm", "awake"], ["dram", "woke from DRAM"], ["nvme", "woke from NVMe"], ["recomputed", "recomputed"]];
+const KINDS = [["hbm", "awake"], ["dram", "from DRAM"], ["nvme", "from NVMe"], ["recomputed", "recomputed"]];
+const COUNTS = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((each) => each * 10 ** power));
 const REASONS = ["--recomputed", "--pinned", "--nvme", "--dram", "--open", "--computed", "--quarantined", "--moon"];
 
 export function plots(first) {
@@ -50,33 +51,13 @@ export function plots(first) {
   function draw(history) {
     if (!node.isConnected) return;
     drawn.forEach((plot) => plot.destroy());
+    drawn = [];
     const ink = getComputedStyle(document.documentElement);
     const colour = (name) => ink.getPropertyValue(name).trim();
     const lines = KINDS.map(([kind]) => history.first_token_p50[kind]);
     const seen = lines.flat().filter((value) => value !== null);
     const names = Object.keys(history.misses);
-    drawn = [
-      new uPlot(
-        {
-          ...frame(above, colour),
-          scales: { x: { time: true }, y: { distr: 3, range: around(seen) } },
-          axes: axes(colour, (values) => values.map((value) => (value === null ? "" : milliseconds(1000 * value)))),
-          series: [{}, ...KINDS.map(([kind]) => line(colour(`--${kind}`)))],
-        },
-        [history.at, ...lines],
-        above,
-      ),
-      new uPlot(
-        {
-          ...frame(below, colour),
-          scales: { x: { time: true }, y: { range: (plot, low, high) => [0, Math.max(4, high * 1.1)] } },
-          axes: axes(colour, (values) => values.map((value) => (Number.isInteger(value) ? String(value) : ""))),
-          series: [{}, ...names.map((name, index) => bars(colour(REASONS[index % REASONS.length]))).reverse()],
-        },
-        [history.at, ...stacked(names.map((name) => history.misses[name])).reverse()],
-        below,
-      ),
-    ];
+    // Their keys first: what these take, the plots do not have.
     above.setAttribute("aria-label", summary(lines));
     below.setAttribute("aria-label", names.length ? `Misses: ${names.map((name) => `${words(name)} ${sum(history.misses[name])}`).join(", ")}` : "No history was computed again");
     keys.replaceChildren(...KINDS.map(([kind, text]) => h("li", null, h("i", { class: `is-${kind}` }), text)));
@@ -87,8 +68,10 @@ export function plots(first) {
         return h("li", null, swatch, `${words(name)} ${sum(history.misses[name])}`);
       }),
     );
-    if (!names.length) reasons.append(h("li", null, "none was, in this window"));
-    if (!seen.length) keys.replaceChildren(h("li", null, "no session has had a second turn in this window"));
+    above.replaceChildren(...(seen.length ? [] : [empty("Nothing to show yet", "No session has had a second turn in this window.")]));
+    below.replaceChildren(...(names.length ? [] : [empty("None was", "Every turn in this window found its history.")]));
+    if (seen.length) drawn.push(firstTokens(above, history, lines, seen, colour));
+    if (names.length) drawn.push(stacks(below, history, names, colour));
   }
 
   return {
@@ -112,6 +95,32 @@ export function plots(first) {
   };
 }
 
+function firstTokens(holder, history, lines, seen, colour) {
+  const options = {
+    ...frame(holder),
+    scales: { x: spanOf(history), y: { distr: 3, range: around(seen) } },
+    axes: axes(colour, (values) => values.map((value) => (value === null ? "" : milliseconds(1000 * value)))),
+    series: [{}, ...KINDS.map(([kind]) => line(colour(`--${kind}`)))],
+  };
+  return new uPlot(options, [history.at, ...lines], holder);
+}
+
+// The highest bar of a stack is drawn first, and the others over it.
+function stacks(holder, history, names, colour) {
+  const options = {
+    ...frame(holder),
+    scales: { x: spanOf(history), y: { range: (plot, low, high) => [0, Math.max(4, high * 1.1)] } },
+    axes: axes(colour, (values) => values.map(count), COUNTS),
+    series: [{}, ...names.map((name, index) => bars(colour(REASONS[index % REASONS.length]))).reverse()],
+  };
+  return new uPlot(options, [history.at, ...stacked(names.map((name) => history.misses[name])).reverse()], holder);
+}
+
+// Half a step more on either side, or the first and the last bar would be cut.
+function spanOf({ at, step_seconds: step }) {
+  return { time: true, range: [at[0] - step / 2, at[at.length - 1] + step / 2] };
+}
+
 function frame(holder) {
   return {
     width: Math.max(200, holder.clientWidth),
@@ -122,10 +131,10 @@ function frame(holder) {
   };
 }
 
-function axes(colour, values) {
+function axes(colour, values, incrs = undefined) {
   const shared = { stroke: colour("--soft"), font: "11px system-ui, sans-serif", grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
   const time = (plot, splits) => splits.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" }));
-  return [{ ...shared, grid: { show: false }, values: time, size: 24, space: 60 }, { ...shared, values: (plot, splits) => values(splits), size: 56, space: 28 }];
+  return [{ ...shared, grid: { show: false }, values: time, size: 24, space: 60 }, { ...shared, values: (plot, splits) => values(splits), size: 56, space: 28, ...(incrs && { incrs }) }];
 }
 
 // A logarithmic axis needs some room even where there is one value, or none.

@@ -2,7 +2,7 @@
 
 import { empty, failed, h } from "./dom.js";
 import { TIERS, TIER_NAMES, clock, count, duration, milliseconds, moment, words } from "./format.js";
-import { origins, why } from "./overview.js";
+import { origins, tone, why } from "./overview.js";
 import { ask } from "./server.js";
 import { shares, tags } from "./sessions.js";
 
@@ -166,7 +166,7 @@ function turnsPanel(found) {
       h("td", { class: "number" }, milliseconds(turn.first_token_ms)),
       h("td", { class: "number" }, turn.wake_trigger ? `${milliseconds(turn.wake_ms)}, ${turn.wake_trigger}` : "–"),
       h("td", { class: "number" }, milliseconds(turn.queue_ms)),
-      h("td", { class: turn.miss ? "why is-lost" : "why is-awake" }, why(turn)),
+      h("td", { class: `why is-${tone(turn)}` }, why(turn)),
       h("td", null, turn.client));
     return turn.diverged ? [cells, divergedRow(turn, heads.length)] : [cells];
   });
@@ -178,8 +178,8 @@ function divergedRow(turn, columns) {
   const { diverged } = turn;
   return h("tr", { class: "diverged" }, h("td", { colspan: String(columns) },
     h("p", null, `In message ${diverged.message_index}, at token ${turn.diverged_at}, the prompt left what had been said:`),
-    h("div", null, h("span", null, "stored"), h("code", null, diverged.stored)),
-    h("div", null, h("span", null, "received"), h("code", null, diverged.received))));
+    h("div", null, h("span", null, "stored"), h("code", null, diverged.stored || "nothing more")),
+    h("div", null, h("span", null, "received"), h("code", null, diverged.received || "nothing more"))));
 }
 
 function scrolled(label, heads, rows) {
