@@ -29,7 +29,7 @@ Order = Literal["asc", "desc"]
 
 def tokens_of(session: Session) -> int:
     """Of all branches."""
-    return sum(branch.num_tokens for branch in session.branches.values())
+    return sum([branch.history.num_tokens for branch in session.branches.values()])
 
 
 def returns_of(session: Session) -> float | None:
@@ -88,14 +88,10 @@ async def _found(gateway: Gateway, asked: Question) -> tuple[list[Session], int]
             if not text or _matches(session, text):
                 keyed.append((key(session), place if asked.order == "asc" else -place, session))
         await asyncio.sleep(0)
-    # Of equals the most recently active comes first: places differ, so that sessions are never compared.
+    # Of equals the most recently active comes first. Places differ, so that sessions are never compared.
     choose = heapq.nsmallest if asked.order == "asc" else heapq.nlargest
-    chosen = await gateway.in_thread(choose, asked.end, keyed, _by_key)
+    chosen = await gateway.in_thread(choose, asked.end, keyed)
     return [session for _, _, session in chosen[asked.end - asked.limit :]], len(keyed)
-
-
-def _by_key(entry: tuple[Any, int, Session]) -> tuple[Any, int]:
-    return entry[0], entry[1]
 
 
 def _matches(session: Session, text: str) -> bool:
