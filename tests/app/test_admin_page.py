@@ -216,7 +216,7 @@ def test_the_page_tells_what_state_and_metrics_tell_under_the_same_number(
     page.wait_for_selector("#verdict")
     with client(busy) as http:
         with load(busy):
-            seen = set()
+            seen: set[str] = set()
             while len(seen) < 3:
                 page.wait_for_function(IS_FRESH, arg=[*seen])
                 shown = page.evaluate(SHOWN)
@@ -305,7 +305,7 @@ def test_nothing_serious_is_wrong_with_any_view_for_who_cannot_see_it(busy: Live
     page = visit(busy.url)
     page.evaluate(axe)
     for scheme, path, ready in views:
-        page.emulate_media(color_scheme=scheme)
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
         page.evaluate("path => { location.hash = path; }", path)
         page.wait_for_selector(ready)
         report = page.evaluate("axe.run({ resultTypes: ['violations'] })")
@@ -466,16 +466,16 @@ def test_pictures_for_the_docs(
     """The embedded model with little room and many sessions; writes what README and docs show."""
     folder = Path(request.config.rootpath) / "docs" / "images"
     folder.mkdir(exist_ok=True)
-    sizes = {"hbm_bytes": 48 * MIB, "dram_bytes": 128 * MIB, "nvme_bytes": 512 * MIB, "nvme_dir": tmp_path / "nvme"}
+    sizes = {"hbm_bytes": 24 * MIB, "dram_bytes": 24 * MIB, "nvme_bytes": 256 * MIB, "nvme_dir": tmp_path / "nvme"}
     settings = Settings(model="embedded", cache_dir=cache_dir, drain_seconds=5, nvme_free_share=0.0, **sizes)  # type: ignore[arg-type]
+    names = ("run-42/planner", "run-42/coder", "run-42/tester", *(f"chat-{number}" for number in range(5)))
+    talks: dict[str, list[dict[str, str]]] = {name: [] for name in names}
     with live(settings) as server, client(server, headers={"user-agent": "agents/1.0"}) as http:
-        talks: dict[str, list[dict[str, str]]] = {}
         for said in TALK:
-            for name in ("run-42/planner", "run-42/coder", "run-42/tester", *(f"chat-{each}" for each in range(9))):
-                talk = talks.setdefault(name, [])
-                talk.append({"role": "user", "content": f"{said} This is for {name}."})
-                body = {"model": "smollm2-135m-instruct", "messages": talk, "session_id": name, "max_tokens": 24}
-                reply = http.post("/v1/chat/completions", json={**body, "temperature": 0}).json()
+            for name, talk in talks.items():
+                talk.append({"role": "user", "content": f"{said} This is for {name}. " * 2})
+                body = {"model": "smollm2-135m-instruct", "messages": talk, "session_id": name, "max_tokens": 8}
+                reply = http.post("/v1/chat/completions", json={**body, "temperature": 0}, timeout=None).json()
                 talk.append(reply["choices"][0]["message"])
         for scheme in ("light", "dark"):
             page = visit(server.url, scheme=scheme)
