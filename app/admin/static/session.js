@@ -90,6 +90,7 @@ export function session(main, asked, { confirm, toast }) {
       const yes = await confirm({ title: "Delete this session?", text: `The history of ${shown.id} and every byte of its cache that no other session shares leave memory and disk. This cannot be taken back.`, yes: "Delete", danger: true });
       if (yes === null) return null;
       await ask(path, "DELETE");
+      close(); // there is nothing to look at any more
       location.hash = "#/sessions";
       return `${shown.id} is deleted.`;
     },
@@ -100,19 +101,22 @@ export function session(main, asked, { confirm, toast }) {
     return said.status === "declined" ? `Not asleep: ${words(said.reason)}.` : `Asleep in ${TIER_NAMES[tier]}: ${count(said.tokens)} tokens.`;
   }
 
+  function close() {
+    isOpen = false;
+    clearTimeout(timer);
+  }
+
   look();
   return {
     update(state) {
+      if (!isOpen) return;
       if (snapshot === null) snapshot = state.snapshot;
       if (state.snapshot === snapshot) return;
       snapshot = state.snapshot;
       clearTimeout(timer);
       timer = setTimeout(look, Math.max(0, at + LEAST_MS - performance.now()));
     },
-    close() {
-      isOpen = false;
-      clearTimeout(timer);
-    },
+    close,
   };
 }
 
