@@ -1,4 +1,4 @@
-"""The ten numbers of a window, as the page and the terminal show them: a value, and what it is made of (pure)."""
+"""The ten numbers of a window, as the page and the terminal show them: a value, and what it is made of."""
 
 from __future__ import annotations
 
