@@ -50,7 +50,7 @@ class TurnAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the turns and send their answer; returns, or raises, only when every slot is back."""
         work = asyncio.create_task(self.answer(scope, receive, send))
-        watch = asyncio.create_task(_client_gone(receive))
+        watch = asyncio.create_task(client_gone(receive))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -173,7 +173,8 @@ class Wire:
                 await asyncio.sleep(left)
 
 
-async def _client_gone(receive: Receive) -> None:
+async def client_gone(receive: Receive) -> None:
+    """Return once the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

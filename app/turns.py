@@ -162,6 +162,7 @@ class Turn:
         if grant.miss is not None:
             figures.miss = MissReason(grant.miss.value)
         figures.granted_at = self._now()
+        self._gateway.board.turn_granted(self._place, grant.wake_trigger)
         slept = {tier: tokens for tier, tokens in grant.reused.items() if tokens and tier is not Tier.HBM}
         if slept:
             self._gateway.hints.pace.observe(max(slept), sum(slept.values()), grant.wake_seconds)
@@ -254,6 +255,7 @@ class Turn:
     def _tell(self) -> None:
         standing, figures = self.standing, self.figures
         self._gateway.metrics.count(self._outcome, standing, figures, self._now())
+        self._gateway.board.turn_ended(self._outcome, standing, figures, self._now(), self._place)
         logger.info("turn", extra={"fields": report.log_fields(self._outcome, standing, figures, self._now())})
 
     def _now(self) -> float:
