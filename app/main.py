@@ -22,7 +22,7 @@ from app.cookies import AdminCookies
 from app.doors import Doors, HeaderLimit, host_name, origin_pattern
 from app.errors import ErrorObject
 from app.json_limits import JsonLimits
-from app.routes import admin, chat, completions, disk, embeddings, health, metrics, models, sessions
+from app.routes import admin, chat, completions, disk, embeddings, health, messages, metrics, models, sessions
 from dormouse_gateway import __version__
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def create_app(
     app.state.log_in = LogIn(ring, cookies)
     app.state.process_key = cookies.process_key
     errors.install(app)
-    for routes in (chat, completions, embeddings, models, sessions, admin, disk, health, metrics):
+    for routes in (chat, completions, messages, embeddings, models, sessions, admin, disk, health, metrics):
         app.include_router(routes.router)
     app.add_middleware(JsonLimits)
     app.add_middleware(BodyLimit)
