@@ -38,8 +38,9 @@ class AnswerContent:
                 self.blocks[-1]["thinking"] += text
                 return [*events, self._delta({"type": "thinking_delta", "thinking": text})]
             case CallBegins(_, call_id, name):
+                events = self.close()
                 self._json = CleanJson()
-                return [*self.close(), self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})]
+                return [*events, self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})]
             case CallArguments(_, text):
                 assert self._kind == "tool_use", "the arguments of a call follow its beginning"
                 return [self._delta({"type": "input_json_delta", "partial_json": self._json.feed(text)})]
