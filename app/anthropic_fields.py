@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from app.fields import Values
 
-NO_EFFECT = ("context_management", "user_profile_id", "workspace_id")
+NO_EFFECT = (
+    "context_management",
+    "fallbacks",
+    "fallback_credit_token",
+    "billing_policy",
+    "user_profile_id",
+    "workspace_id",
+)
 
 NOT_BUILT: dict[str, Values] = {
     "service_tier": ("auto", "standard_only"),
@@ -18,4 +25,6 @@ NOT_BUILT: dict[str, Values] = {
     "inference_geo": ("global", "not_available"),
     "container": (),
     "mcp_servers": ([],),
+    "compaction": (),
+    "thread": (),
 }

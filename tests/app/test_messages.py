@@ -25,13 +25,10 @@ Serve = Callable[..., Scripted]
 Say = Callable[..., Scripted]
 ANSWER = "".join(WORDS)
 ASK: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+FUNCTIONS: list[Any] = [tool["function"] for tool in TOOLS]
 USABLE = [
-    {
-        "name": tool["function"]["name"],
-        "description": tool["function"].get("description", ""),
-        "input_schema": tool["function"]["parameters"],
-    }
-    for tool in TOOLS
+    {"name": each["name"], "description": each.get("description", ""), "input_schema": each["parameters"]}
+    for each in FUNCTIONS
 ]
 
 
@@ -341,7 +338,7 @@ def test_tokens_are_counted_and_nothing_is_run_or_remembered(serve: Serve) -> No
 
 def test_why_the_cache_was_missed_is_told_in_anthropics_words(serve: Serve) -> None:
     server = serve()
-    wanted: Any = {"diagnostics": {"previous_message_id": None}, "session_id": "a", "system": "You are a gardener. " * 9}
+    wanted: Any = {"diagnostics": {"previous_message_id": None}, "session_id": "a", "system": "Be a gardener. " * 9}
     first = ask(server, ASK, **wanted)
     assert first["diagnostics"] == {"cache_miss_reason": {"type": "previous_message_not_found"}}
     more = [*ASK, {"role": "assistant", "content": first["content"]}, {"role": "user", "content": "And? " * 20}]
@@ -373,9 +370,10 @@ class Agent:
     def ask(self, text: str) -> None:
         cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
         reminder = {"type": "text", "text": "<system-reminder>\nNothing to do.\n</system-reminder>"}
-        said = [reminder, {"type": "text", "text": text, **cached}]
+        said: list[dict[str, Any]] = [reminder, {"type": "text", "text": text, **cached}]
         self.messages.append({"role": "user", "content": said})
-        line = f"x-anthropic-billing-header: cc_version=2.1.99.{len(self.messages):03x}; cc_entrypoint=cli; cch={id(self):x};"
+        checksum = f"{len(self.messages):03x}"
+        line = f"x-anthropic-billing-header: cc_version=2.1.99.{checksum}; cc_entrypoint=cli; cch=74{checksum};"
         told = {
             "model": "claude-haiku-4-5-20251001",
             "max_tokens": 32000,
@@ -394,7 +392,7 @@ class Agent:
         assert response.status_code == 200, response.text
         answer = put_together(events(response.text))
         self.answers.append(answer)
-        self.messages[-1]["content"] = [{"type": "text", "text": block["text"]} for block in said]  # the mark moves on
+        self.messages[-1]["content"] = [{"type": "text", "text": block["text"]} for block in said]  # its mark moves
         self.messages.append({"role": "assistant", "content": answer["content"]})
 
 
@@ -414,7 +412,8 @@ def test_claude_code_with_three_agents_at_once_loses_no_conversations_blocks(ser
             told = agent.answers[turn]["session"]
             assert (told["turn"], told["miss_reason"]) == (turn + 1, None)
             assert reused[turn] >= (lengths[turn - 1] + len(WORDS)) // BLOCK_TOKENS * BLOCK_TOKENS
-    ids = {(answer["session"]["id"], answer["session"]["branch"]) for each in (main, *agents) for answer in each.answers}
+    sessions = [answer["session"] for each in (main, *agents) for answer in each.answers]
+    ids = {(told["id"], told["branch"]) for told in sessions}
     assert len(ids) == 4
     if by_header:
         assert {name for name, _ in ids} == {session, "agent-0", "agent-1", "agent-2"}
