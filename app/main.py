@@ -23,7 +23,19 @@ from app.cookies import AdminCookies
 from app.doors import Doors, HeaderLimit, host_name, origin_pattern
 from app.errors import ErrorObject
 from app.json_limits import JsonLimits
-from app.routes import admin, admin_sessions, chat, completions, disk, embeddings, health, metrics, models, sessions
+from app.routes import (
+    admin,
+    admin_sessions,
+    chat,
+    completions,
+    disk,
+    embeddings,
+    health,
+    messages,
+    metrics,
+    models,
+    sessions,
+)
 from dormouse_gateway import __version__
 
 if TYPE_CHECKING:
@@ -72,7 +84,19 @@ def create_app(
     app.state.log_in = LogIn(ring, cookies)
     app.state.process_key = cookies.process_key
     errors.install(app)
-    for routes in (chat, completions, embeddings, models, sessions, admin, admin_sessions, disk, health, metrics):
+    for routes in (
+        chat,
+        completions,
+        messages,
+        embeddings,
+        models,
+        sessions,
+        admin,
+        admin_sessions,
+        disk,
+        health,
+        metrics,
+    ):
         app.include_router(routes.router)
     app.add_middleware(JsonLimits)
     app.add_middleware(BodyLimit)

@@ -58,6 +58,8 @@ class Piece:
     prompt_notes: Sequence[object] = ()
     is_first: bool = False
     finish_reason: str | None = None
+    stop_string: str | None = None
+    """The one that was met, beside the finish reason."""
 
 
 class Turn:
@@ -84,6 +86,7 @@ class Turn:
         self.encoded = encoded
         self.figures = report.Figures()
         self.finish_reason = ""
+        self.stop_string: str | None = None
         self.is_dismissed = False
         self.left: Written | None = None
         """What a further choice wrote, which belongs to no branch."""
@@ -143,7 +146,7 @@ class Turn:
                 yield Piece(self.choice, progress.text, tokens, progress.notes, progress.prompt_notes)
             if progress.stopped is not None:
                 await self._end(progress, progress.stopped)
-        yield Piece(self.choice, finish_reason=self.finish_reason)
+        yield Piece(self.choice, finish_reason=self.finish_reason, stop_string=self.stop_string)
 
     async def _begin(self) -> None:
         try:
@@ -182,6 +185,7 @@ class Turn:
             case StopReason.STOP | StopReason.LENGTH:
                 await self._record(piece.kept_tokens)
                 self.finish_reason = self._outcome = stopped.value
+                self.stop_string = piece.stop_string
             case StopReason.FAILED:
                 self._outcome = "failed"
                 logger.error("turn of session %s failed: %s", self.session_id, piece.error)
