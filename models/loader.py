@@ -99,8 +99,10 @@ def load(
         model = _weights(found, model_class, weights_dtype, chosen)
         layout = kv_layout(model, block_tokens)
         _attach(model, attention)
-        is_native = compile != "off" and attention == "dormouse_paged" and _compiled(
-            model, layout, cache_dir, must=compile == "on", progress=progress
+        is_native = (
+            compile != "off"
+            and attention == "dormouse_paged"
+            and _compiled(model, layout, cache_dir, must=compile == "on", progress=progress)
         )
         if not is_native:
             pack_linears(model)
@@ -228,9 +230,7 @@ def _attach(model: PreTrainedModel, attention: str) -> None:
     model.set_attn_implementation(attention)
 
 
-def _compiled(
-    model: PreTrainedModel, layout: KVLayout, cache_dir: Path, *, must: bool, progress: Progress
-) -> bool:
+def _compiled(model: PreTrainedModel, layout: KVLayout, cache_dir: Path, *, must: bool, progress: Progress) -> bool:
     """Have the kernels compute `model`; False where they cannot, and why is told."""
     reason = why_not(model, layout)
     if not reason:
@@ -240,7 +240,7 @@ def _compiled(
             reason = str(error)
     if must and reason:
         raise KernelsUnavailable(reason)
-    progress(f"not compiled, so steps take longer: {reason}" if reason else "computed by kernels compiled for this CPU")
+    progress(f"not compiled, so steps take longer: {reason}" if reason else "kernels compiled for this CPU compute it")
     return not reason
 
 

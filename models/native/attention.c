@@ -86,10 +86,29 @@ INLINE void transpose(const bf16 *from, int64_t stride, bf16 *to) {
     }
 }
 
+#define AHEAD 64          /* tokens */
+
+/* K of the head's block that holds `position`, from there on; V follows K of all heads. */
+INLINE const bf16 *keys_at(const struct unit *u, int64_t position) {
+    const struct attention *a = u->a;
+    int64_t block = a->block_tokens, row = block * a->head_dim;
+    return a->arena + u->s->slots[position / block] * a->slot_elements + u->kv_head * row + position % block * a->head_dim;
+}
+
+/* Blocks lie far apart, so that the hardware does not see what comes next. */
+INLINE void ask_for(const struct unit *u, int64_t position) {
+    if (position >= u->s->position + u->s->count) return;
+    const bf16 *k = keys_at(u, position), *v = k + u->a->kv_heads * u->a->block_tokens * u->a->head_dim;
+    for (int64_t i = 0; i < 16 * u->a->head_dim; i += 32) {
+        _mm_prefetch((const char *)(k + i), _MM_HINT_T1);
+        _mm_prefetch((const char *)(v + i), _MM_HINT_T1);
+    }
+}
+
 /* Keys and values [start, start + count) of the unit's head, transposed; zeros up to a multiple of SUBTILE. */
 static void gather(const struct unit *u, const struct scratch *w, int64_t start, int64_t count) {
     const struct attention *a = u->a;
-    int64_t dim = a->head_dim, block = a->block_tokens, head = block * dim;
+    int64_t dim = a->head_dim;
     int64_t padded = (count + SUBTILE - 1) / SUBTILE * SUBTILE;
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
                                          36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
@@ -101,10 +120,8 @@ static void gather(const struct unit *u, const struct scratch *w, int64_t start,
             memset(values, 0, 32 * dim);
             continue;
         }
-        int64_t position = start + key;
-        const bf16 *k = a->arena + u->s->slots[position / block] * a->slot_elements + u->kv_head * head +
-                        position % block * dim;
-        const bf16 *v = k + a->kv_heads * head;
+        ask_for(u, start + key + AHEAD);
+        const bf16 *k = keys_at(u, start + key), *v = k + a->kv_heads * a->block_tokens * dim;
         for (int64_t d = 0; d < dim; d += 32) transpose(k + d, dim, keys + d * 16);
         for (int64_t i = 0; i < 16; i += 2)
             for (int64_t d = 0; d < dim; d += 32) {
@@ -334,12 +351,12 @@ void attention_shared(const struct attention *a) {
 #pragma omp for schedule(dynamic) nowait
         for (int64_t number = 0; number < tiles * a->kv_heads; number++) {
             struct scratch w = cut(a);
-            struct unit u = {a, s, number % a->kv_heads, 0, s->count * group, group};
-            int64_t tile = number / a->kv_heads, seen = seen_keys(&u);
+            struct unit u = {a, s, number / tiles, 0, s->count * group, group};
+            int64_t tile = number % tiles, seen = seen_keys(&u);
             if (tile < first_tile(&u)) continue;
             fetch_query(&u, w.query);
             partial(&u, &w, tile * TILE, least(TILE, seen - tile * TILE),
-                    a->partial + (before * a->kv_heads + number) * unit_floats);
+                    a->partial + ((before + tile) * a->kv_heads + u.kv_head) * unit_floats);
         }
         before += tiles;
     }

@@ -50,9 +50,9 @@ def why_not(model: PreTrainedModel, layout: KVLayout) -> str:
 def _reasons(model: Any, layout: KVLayout) -> Iterator[str]:
     config = model.config
     if model.device.type != "cpu" or model.dtype != torch.bfloat16:
-        yield f"they compute in bf16 on a CPU, and this is {model.dtype} on {model.device}".replace("torch.", "")
+        yield f"the kernels compute in bf16 on a CPU, and this is {model.dtype} on {model.device}".replace("torch.", "")
     if type(model).__name__ not in ARCHITECTURES:
-        yield f"they do not compute {type(model).__name__}"
+        yield f"the kernels do not compute {type(model).__name__}"
         return
     shape = layout.layers[0]
     if set(layout.layers) != {shape} or shape.head_dim % 32 or shape.head_dim > HEAD_DIM_MOST:
@@ -81,15 +81,15 @@ def _linears(layer: Any) -> list[nn.Module]:
 
 def attach(model: PreTrainedModel, layout: KVLayout, library: ctypes.CDLL) -> None:
     """Have `model` computed by the kernels from now on. Its linear layers are packed, and their modules gone."""
-    decoder = NativeDecoder(model, layout, library)
-    parts: Any = model
-    for layer in parts.model.layers:
-        for owner in (layer.self_attn, layer.mlp):
-            for name, child in list(owner.named_children()):
-                if type(child) is nn.Linear:
-                    setattr(owner, name, _Gone())
-    parts.lm_head = _Gone()
-    object.__setattr__(model, _ATTRIBUTE, decoder)  # no submodule: it holds no parameters of its own
+    # No submodule: it holds no parameters of its own.
+    object.__setattr__(model, _ATTRIBUTE, NativeDecoder(model, layout, library))
+
+
+def _forget(owner: Any) -> None:
+    """Leave out linear layers that are packed, so that weights are there once."""
+    for name, child in list(owner.named_children()):
+        if type(child) is nn.Linear:
+            setattr(owner, name, _Gone())
 
 
 class _Gone(nn.Module):
@@ -108,7 +108,10 @@ class _LayerWeights:
 
 
 class NativeDecoder:
-    """One model's weights as the kernels read them. Not for two threads at once: a step has one set of workspaces."""
+    """One model's weights as the kernels read them; takes them out of its modules.
+
+    Not for two threads at once: a step has one set of workspaces.
+    """
 
     def __init__(self, model: PreTrainedModel, layout: KVLayout, library: ctypes.CDLL) -> None:
         parts: Any = model
@@ -117,14 +120,16 @@ class NativeDecoder:
         self._layout = layout
         self._rotary = _RotaryTable(parts.model.rotary_emb, layout.layers[0].head_dim)
         self._workspaces = _Workspaces()
-        self._weights = [_packed(library, layer) for layer in parts.model.layers]
+        first = parts.model.layers[0].self_attn
+        heads = first.q_proj.out_features // first.head_dim
+        self.vocabulary = int(parts.lm_head.out_features)
         self._head = pack(library, [parts.lm_head])
+        _forget(parts)
+        self._weights = [_packed(library, layer) for layer in parts.model.layers]
         self._kept: list[Tensor] = []  # what the structs point to beside the packed weights
         self._layers = (Layer * len(self._weights))(
             *(self._layer(number, layer, config) for number, layer in enumerate(parts.model.layers))
         )
-        first = parts.model.layers[0].self_attn
-        self.vocabulary = int(parts.lm_head.out_features)
         self._model = Model(
             ctypes.addressof(self._layers),
             self._pointer(parts.model.embed_tokens.weight),
@@ -133,7 +138,7 @@ class NativeDecoder:
             len(self._weights),
             config.hidden_size,
             config.intermediate_size,
-            first.q_proj.out_features // first.head_dim,
+            heads,
             layout.layers[0].kv_heads,
             first.head_dim,
             self.vocabulary,
@@ -172,7 +177,7 @@ class NativeDecoder:
         )
 
     def step(self, arena: Arena, chunks: Sequence[Chunk], wanted: Sequence[int]) -> Tensor:
-        """K/V of the chunks, packed in their order; logits [wanted, vocabulary] of those rows, which ascend. Blocking."""
+        """K/V of the chunks, packed in their order; logits [wanted, vocabulary] of those rows, ascending. Blocking."""
         block, dim = self._layout.block_tokens, self._layout.layers[0].head_dim
         counts = [len(chunk.token_ids) for chunk in chunks]
         tables = [np.asarray(chunk.slots, dtype=np.int64) for chunk in chunks]
@@ -241,12 +246,15 @@ class NativeDecoder:
 
 def _packed(library: ctypes.CDLL, layer: Any) -> _LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
-    return _LayerWeights(
+    packed = _LayerWeights(
         qkv=pack(library, [attention.q_proj, attention.k_proj, attention.v_proj]),
         o=pack(library, [attention.o_proj]),
         gate_up=pack_gated(library, mlp.gate_proj, mlp.up_proj),
         down=pack(library, [mlp.down_proj]),
     )
+    _forget(attention)
+    _forget(mlp)
+    return packed
 
 
 class _RotaryTable:

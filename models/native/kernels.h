@@ -4,7 +4,7 @@
  * neither the number of rows, nor their company, nor the number of threads, so exactness needs no padding and no tiles
  * in matmul. Threads take units of whole outputs, whoever is free first.
  *
- * Needs AVX512-BF16 (compiled with -march=native on the machine that runs it). Callers hold no lock and may block here.
+ * Needs AVX512-BF16; compiler.py looks for it. Callers hold no lock and may block here.
  */
 #ifndef DORMOUSE_KERNELS_H
 #define DORMOUSE_KERNELS_H

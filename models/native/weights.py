@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,12 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from models.pages import huge
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PANEL_COLUMNS = 32
 """PANEL of kernels.h."""
-HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def pack_gated(library: ctypes.CDLL, gate: nn.Linear, up: nn.Linear) -> Packed:
 
 def _ordered(library: ctypes.CDLL, weight: Tensor, order: Tensor) -> Tensor:
     weight, order = weight.contiguous(), order.contiguous()
-    packed = huge(len(order) * weight.shape[1])
+    packed = huge(len(order) * weight.shape[1], weight.dtype)
     library.dormouse_pack(
         c_void_p(weight.data_ptr()),
         c_void_p(order.data_ptr()),
@@ -64,15 +64,3 @@ def _ordered(library: ctypes.CDLL, weight: Tensor, order: Tensor) -> Tensor:
         c_int64(len(order)),
     )
     return packed
-
-
-def huge(elements: int) -> Tensor:
-    """`elements` of bf16 in huge pages where Linux gives them: a step reads all of it, in order, from memory."""
-    size = 2 * elements
-    if size < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(elements, dtype=torch.bfloat16)
-    memory = mmap.mmap(-1, -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES + HUGE_PAGE_BYTES)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.bfloat16)
-    skipped = -whole.data_ptr() % HUGE_PAGE_BYTES // 2
-    return whole[skipped : skipped + elements]
