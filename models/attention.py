@@ -65,8 +65,8 @@ class Arena:
         self.slot_elements = layout.slot_bytes // layout.itemsize
         elements = (slots + 2) * self.slot_elements
         # In huge pages on a CPU: heads of blocks lie far apart, each in a page of its own otherwise.
-        self.data = huge(elements, dtype) if device.type == "cpu" else torch.empty(elements, dtype=dtype, device=device)
-        self.data.zero_()
+        on_cpu = device.type == "cpu"
+        self.data = huge(elements, dtype) if on_cpu else torch.zeros(elements, dtype=dtype, device=device)
         self._workspaces: dict[str, Tensor] = {}
         self._views = {shape: self._view(shape) for shape in set(layout.layers)}
 

@@ -149,6 +149,12 @@ class NativeDecoder:
         library.dormouse_partial_floats.restype = ctypes.c_int64
         self._scratch_bytes = -(-library.dormouse_scratch_bytes(ctypes.c_int64(first.head_dim)) // 64) * 64
 
+    @property
+    def packed_bytes(self) -> int:
+        """Of the matrices that are parameters of no module any more."""
+        layers = [part for each in self._weights for part in (each.qkv, each.o, each.gate_up, each.down)]
+        return sum(part.weight.nbytes for part in (self._head, *layers))
+
     def _pointer(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
             return None
