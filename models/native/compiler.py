@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
@@ -64,7 +63,7 @@ def _identity() -> str:
 
 
 def _compile(target: Path) -> None:
-    compiler = os.environ.get("CC") or next((name for name in COMPILERS if shutil.which(name)), "")
+    compiler = next((name for name in COMPILERS if shutil.which(name)), "")
     if not compiler:
         raise NoKernels("there is no C compiler (cc, gcc or clang)")
     folder = Path(__file__).parent
@@ -73,7 +72,7 @@ def _compile(target: Path) -> None:
         # Beside its place, then renamed: two servers that start at once each put a whole file there.
         with tempfile.TemporaryDirectory(dir=target.parent) as building:
             built = Path(building) / "kernels.so"
-            command = [*compiler.split(), *FLAGS, "-o", str(built), *(str(folder / name) for name in SOURCES), "-lm"]
+            command = [compiler, *FLAGS, "-o", str(built), *(str(folder / name) for name in SOURCES), "-lm"]
             done = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS, check=False
             )

@@ -90,7 +90,7 @@ def wide_llama(*, heads: int, kv_heads: int, head_dim: int) -> PreTrainedModel:
 
 def wide_qwen2() -> PreTrainedModel:
     """Biases on query, key and value, which a fresh model has at zero; every other layer a window."""
-    windows = {"use_sliding_window": True, "sliding_window": 96, "max_window_layers": 2}
+    windows: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 96, "max_window_layers": 2}
     model = _built(Qwen2ForCausalLM, Qwen2Config(**{**_WIDE, "hidden_size": 192}, **windows))
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):

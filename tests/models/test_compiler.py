@@ -27,15 +27,14 @@ def folder(tmp_path: Path, cache_dir: Path) -> Path:
 
 
 def compiler_that(folder: Path, does: str) -> str:
-    """The path of a `cc` of our own."""
-    script = folder / "cc-of-a-test"
+    """A search path with a `cc` of our own first."""
+    script = folder / "cc"
     script.write_text(f"#!/bin/sh\n{does}\n")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    return str(script)
+    return f"{folder}{os.pathsep}{os.defpath}"
 
 
 def test_without_a_compiler_there_are_no_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", os.devnull)
     with pytest.raises(compiler.NoKernels, match="no C compiler"):
         compiler.library(folder)
@@ -44,20 +43,20 @@ def test_without_a_compiler_there_are_no_kernels(folder: Path, monkeypatch: pyte
 def test_what_a_failing_compiler_says_is_the_reason_and_nothing_is_left(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CC", compiler_that(tmp_path, "echo out of patience >&2; exit 1"))
+    monkeypatch.setenv("PATH", compiler_that(tmp_path, "echo out of patience >&2; exit 1"))
     with pytest.raises(compiler.NoKernels, match="out of patience"):
         compiler.library(folder)
     assert list((folder / "kernels").iterdir()) == []
 
 
 def test_a_file_that_is_no_library_is_no_crash(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", compiler_that(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo hello > "$2"'))
+    monkeypatch.setenv("PATH", compiler_that(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo hello > "$2"'))
     with pytest.raises(compiler.NoKernels, match="cannot be loaded"):
         compiler.library(folder)
 
 
 def test_a_second_start_compiles_nothing(folder: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "false")
+    monkeypatch.setenv("PATH", os.devnull)
     compiler.library(cache_dir)
 
 
