@@ -14,10 +14,10 @@ COPY . .
 RUN pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" -c constraints.txt .
 
 FROM python:${PYTHON}-slim
-# torch's CPU kernels need OpenMP's runtime, in whatever version the base image's release has.
+# torch's CPU kernels need OpenMP's runtime, and our own a C compiler, in whatever version the base image's release has.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends libgomp1 \
+    && apt-get install -y --no-install-recommends gcc libc6-dev libgomp1 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --system --uid 10001 --no-create-home dormouse \
     && install -d -m 0700 -o dormouse -g dormouse /var/cache/dormouse /var/lib/dormouse

@@ -21,12 +21,13 @@ from kvstore.cost import RECOMPUTE_MARGIN
 from kvstore.tiers.base import Run
 from kvstore.tiers.hbm import hbm_store
 from kvstore.transfers import RUN_BLOCKS
+from models.native.decoder import native_of
 from models.packing import PackedLinear
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import nn
+    from transformers import PreTrainedModel
 
     from app.settings import Settings
     from app.startup import Machinery
@@ -190,10 +191,12 @@ def _device_name(device: torch.device) -> str:
     return f"CPU with {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
 
 
-def _weights_bytes(model: nn.Module) -> int:
+def _weights_bytes(model: PreTrainedModel) -> int:
     """As they lie in memory: packed weights are no parameters any more."""
     packed = (module.packed for module in model.modules() if isinstance(module, PackedLinear))
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *packed))
+    native = native_of(model)
+    taken = 0 if native is None else native.packed_bytes
+    return taken + sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *packed))
 
 
 def _room(settings: Settings, machinery: Machinery, device: Device, *, on_cpu: bool) -> Room:

@@ -189,6 +189,12 @@ class Settings(BaseSettings):
         "exact: the same bits however a prompt was split or batched. auto: exact where a check at start proves it.",
         "auto|exact|fast",
     )
+    compile: Literal["auto", "on", "off"] = _field(
+        "auto",
+        Panel.ENGINE,
+        "Kernels of our own, compiled once. auto: where CPU, model and a C compiler allow it; on: or do not start.",
+        "auto|on|off",
+    )
     prefill_chunk_tokens: Count = _field(
         512, Panel.ENGINE, "Most prompt tokens in one step, so that a long prompt does not stall others.", "TOKENS"
     )

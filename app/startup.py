@@ -184,7 +184,12 @@ def load(settings: Settings) -> Machinery:
         "progress": log.info,
     }
     refuse_misfit(settings, device, loader.estimate(settings.model, **source))  # type: ignore[arg-type]
-    model = loader.load(settings.model, block_tokens=settings.block_tokens, **source)  # type: ignore[arg-type]
+    model = loader.load(
+        settings.model,
+        block_tokens=settings.block_tokens,
+        compile=settings.compile,
+        **source,  # type: ignore[arg-type]
+    )
     budgets = sizes.plan(
         settings,
         model.layout,

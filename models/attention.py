@@ -29,6 +29,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from models.pages import huge
+
 if TYPE_CHECKING:
     from kvstore.types import KVLayout, LayerKV
 
@@ -61,7 +63,10 @@ class Arena:
         self.zero_slot = slots
         self.sink_slot = slots + 1
         self.slot_elements = layout.slot_bytes // layout.itemsize
-        self.data = torch.zeros((slots + 2) * self.slot_elements, dtype=dtype, device=device)
+        elements = (slots + 2) * self.slot_elements
+        # In huge pages on a CPU: heads of blocks lie far apart, each in a page of its own otherwise.
+        on_cpu = device.type == "cpu"
+        self.data = huge(elements, dtype) if on_cpu else torch.zeros(elements, dtype=dtype, device=device)
         self._workspaces: dict[str, Tensor] = {}
         self._views = {shape: self._view(shape) for shape in set(layout.layers)}
 

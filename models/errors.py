@@ -3,6 +3,7 @@
 ModelError
 ├── ModelUnavailable    stops start-up: the files could not be had; says what to do
 ├── UnsupportedModel    stops start-up: this architecture would give wrong answers here
+├── KernelsUnavailable  stops start-up: compiled code was asked for and cannot be had
 ├── TemplateMissing     stops start-up: the tokenizer has no chat template
 ├── TemplateFailed      400: the chat template refused these messages
 └── GrammarRefused      400: a schema, pattern or grammar that answers cannot be held to
@@ -29,6 +30,14 @@ class UnsupportedModel(ModelError):
     def __init__(self, model_type: str, reason: str) -> None:
         super().__init__(f"models of type {model_type!r} are not supported: {reason}")
         self.model_type = model_type
+        self.reason = reason
+
+
+class KernelsUnavailable(ModelError):
+    """`--compile on`, and the kernels cannot compute this model on this machine for `reason`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"--compile on cannot be had: {reason}; --compile auto goes on without")
         self.reason = reason
 
 

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from models.errors import ModelUnavailable, UnsupportedModel
+from models.errors import KernelsUnavailable, ModelUnavailable, UnsupportedModel
 from models.files import Progress, silent
 from models.fingerprint import fingerprint, model_key
 from models.layout import DTYPE_NAMES, kv_layout
+from models.native import compiler
+from models.native.decoder import KERNELS_VERSION, attach, why_not
 from models.packing import pack_linears, packs
 from models.quiet import quiet_transformers
 from models.source import Source, resolve
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from kvstore.types import KVLayout
 
 DtypeName = Literal["auto", "bf16", "fp16", "fp32"]
+CompileName = Literal["auto", "on", "off"]
 
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _SHAPING = ("rope_parameters", "sliding_window", "layer_types", "attn_logit_softcapping", "query_pre_attn_scalar")
@@ -71,12 +74,16 @@ def load(
     cache_dir: Path,
     hf_token: str | None = None,
     attention: str = "dormouse_paged",
+    compile: CompileName = "auto",
     progress: Progress = silent,
 ) -> LoadedModel:
     """Load what `source` names (see source.py); blocking, seconds to minutes.
 
+    `compile` says whether machine code of our own computes it (models/native): auto where that can be.
+
     Raises:
         ModelUnavailable: the files cannot be had or read.
+        KernelsUnavailable: `compile` is on and there can be no such code.
         UnsupportedModel: it would be wrong here; nothing was loaded, or it was given up at once.
     """
     with quiet_transformers():
@@ -92,7 +99,13 @@ def load(
         model = _weights(found, model_class, weights_dtype, chosen)
         layout = kv_layout(model, block_tokens)
         _attach(model, attention)
-        pack_linears(model)
+        is_native = (
+            compile != "off"
+            and attention == "dormouse_paged"
+            and _compiled(model, layout, cache_dir, must=compile == "on", progress=progress)
+        )
+        if not is_native:
+            pack_linears(model)
     generation: GenerationConfig | None = model.generation_config
     return LoadedModel(
         name=found.name,
@@ -100,7 +113,7 @@ def load(
         tokenizer=tokenizer,
         layout=layout,
         fingerprint=digest,
-        model_key=model_key(digest, DTYPE_NAMES[weights_dtype], layout, _shaping(config, attention)),
+        model_key=model_key(digest, DTYPE_NAMES[weights_dtype], layout, _shaping(config, attention, is_native)),
         eos_ids=_eos_ids(config, generation, tokenizer),
         defaults=_defaults(generation),
         max_positions=int(text_config(config).max_position_embeddings),
@@ -217,8 +230,24 @@ def _attach(model: PreTrainedModel, attention: str) -> None:
     model.set_attn_implementation(attention)
 
 
-def _shaping(config: PreTrainedConfig, attention: str) -> dict[str, object]:
+def _compiled(model: PreTrainedModel, layout: KVLayout, cache_dir: Path, *, must: bool, progress: Progress) -> bool:
+    """Have the kernels compute `model`; False where they cannot, and why is told."""
+    reason = why_not(model, layout)
+    if not reason:
+        try:
+            attach(model, layout, compiler.library(cache_dir))
+        except compiler.NoKernels as error:
+            reason = str(error)
+    if must and reason:
+        raise KernelsUnavailable(reason)
+    progress(f"not compiled, so steps take longer: {reason}" if reason else "kernels compiled for this CPU compute it")
+    return not reason
+
+
+def _shaping(config: PreTrainedConfig, attention: str, is_native: bool) -> dict[str, object]:
     text = text_config(config)
+    if is_native:
+        attention = f"{attention}, kernels {KERNELS_VERSION}"
     return {"attention": attention, **{name: getattr(text, name, None) for name in _SHAPING}}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from models.attention import TILE_TOKENS, Arena, PagedCache, SequenceRows
+from models.native.decoder import native_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,13 +44,15 @@ class Chunk:
 class Runner:
     """Runs the model over packed chunks, reading and writing K/V in its arena.
 
-    `exact` takes the attention path whose bits do not depend on chunking or company (attention.py).
+    `exact` takes the attention path whose bits do not depend on chunking or company (attention.py); a model
+    that the kernels compute has no other (models/native).
     """
 
     def __init__(self, model: PreTrainedModel, layout: KVLayout, slots: int, *, exact: bool = True) -> None:
         self.layout = layout
         self.exact = exact
         self._model = model
+        self._native = native_of(model)
         self._device = model.device
         self.arena = Arena(layout, slots, model.device, model.dtype)
 
@@ -65,6 +69,8 @@ class Runner:
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Compute the chunks' K/V; return logits [rows that are wanted, vocabulary], in the order given."""
+        if self._native is not None:
+            return self._native.step(self.arena, chunks, _wanted_rows(chunks))
         order = sorted(range(len(chunks)), key=lambda i: _packing_order(chunks[i]))
         packed = [chunks[i] for i in order]
         batch = self._pack(packed)
@@ -124,6 +130,12 @@ class _Batch:
     token_ids: Tensor
     positions: Tensor
     cache: PagedCache
+
+
+def _wanted_rows(chunks: Sequence[Chunk]) -> list[int]:
+    """Rows of the batch, packed in the chunks' order, whose logits are wanted."""
+    ends = accumulate(len(chunk.token_ids) for chunk in chunks)
+    return [row for chunk, end in zip(chunks, ends, strict=True) for row in range(end - chunk.num_logits, end)]
 
 
 def _packing_order(chunk: Chunk) -> tuple[bool, int]:

@@ -34,6 +34,12 @@ def loaded(cache_dir: Path) -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
+def loaded_modules(cache_dir: Path) -> LoadedModel:
+    """In bf16 as it is served where the kernels cannot be had: transformers' modules compute it."""
+    return loader.load("embedded", dtype="bf16", cache_dir=cache_dir, compile="off")
+
+
+@pytest.fixture(scope="session")
 def loaded_fp32(cache_dir: Path) -> LoadedModel:
     return loader.load("embedded", dtype="fp32", cache_dir=cache_dir)
 

@@ -64,9 +64,13 @@ class Prompt:
         return logits, torch.stack([self.runner.arena.slot(slot) for slot in self.slots(table)[:full]])
 
 
-@pytest.fixture(scope="module")
-def prompt(loaded: LoadedModel, real_text: Callable[[int, int], array[int]]) -> Prompt:
-    return Prompt(loaded, real_text)
+@pytest.fixture(
+    scope="module",
+    params=["loaded", pytest.param("loaded_modules", marks=pytest.mark.golden)],
+    ids=["as served", "without kernels"],
+)
+def prompt(request: pytest.FixtureRequest, real_text: Callable[[int, int], array[int]]) -> Prompt:
+    return Prompt(request.getfixturevalue(request.param), real_text)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,9 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut_and_in_any_company(
     assert torch.equal(kv, prompt.expected[1])
 
 
-def test_the_check_notices_attention_whose_bits_depend_on_the_number_of_keys(loaded: LoadedModel) -> None:
+def test_the_check_notices_attention_whose_bits_depend_on_the_number_of_keys(
+    loaded_modules: LoadedModel,
+) -> None:
     """The fast path is not exact here, or the check could not tell one from the other."""
     from models import exactness
 
@@ -90,5 +96,5 @@ def test_the_check_notices_attention_whose_bits_depend_on_the_number_of_keys(loa
         def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **{**kwargs, "exact": False})  # type: ignore[arg-type]
 
-    assert exactness.check(loaded.model, loaded.layout).is_exact
-    assert not exactness.check(loaded.model, loaded.layout, runner=Fast).is_exact
+    assert exactness.check(loaded_modules.model, loaded_modules.layout).is_exact
+    assert not exactness.check(loaded_modules.model, loaded_modules.layout, runner=Fast).is_exact

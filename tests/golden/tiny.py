@@ -11,9 +11,13 @@ from transformers import (
     Gemma2ForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -60,6 +64,58 @@ def gpt_oss() -> PreTrainedModel:
 def mistral() -> PreTrainedModel:
     """A sliding window in every layer."""
     return _built(MistralForCausalLM, MistralConfig(**_COMMON, sliding_window=200))
+
+
+_WIDE: dict[str, Any] = {
+    **_COMMON,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_attention_heads": 6,
+    "head_dim": 32,
+    "initializer_range": 0.1,
+}
+"""Rows and heads of a multiple of 32, as the kernels need them."""
+
+
+def wide_llama(*, heads: int, kv_heads: int, head_dim: int) -> PreTrainedModel:
+    shape: dict[str, Any] = {
+        "hidden_size": 32 * heads,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "initializer_range": 0.05,  # rows are wider: with more, rounding alone changes what it says
+    }
+    return _built(LlamaForCausalLM, LlamaConfig(**{**_WIDE, **shape}))
+
+
+def wide_qwen2() -> PreTrainedModel:
+    """Biases on query, key and value, which a fresh model has at zero; every other layer a window."""
+    windows: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 96, "max_window_layers": 2}
+    model = _built(Qwen2ForCausalLM, Qwen2Config(**{**_WIDE, "hidden_size": 192}, **windows))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+def wide_qwen3() -> PreTrainedModel:
+    model = _built(Qwen3ForCausalLM, Qwen3Config(**_WIDE))
+    for name, parameter in model.named_parameters():
+        if "norm" in name:  # a fresh model has ones, which would hide a norm that is left out
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+def wide_mistral() -> PreTrainedModel:
+    return _built(MistralForCausalLM, MistralConfig(**_WIDE, sliding_window=200))
+
+
+def in_bf16(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy with bf16 weights; rotary frequencies stay fp32, as in a model that is loaded in bf16."""
+    twin = copy.deepcopy(model)
+    for parameter in twin.parameters():
+        parameter.data = parameter.data.bfloat16()
+    return twin
 
 
 def _built(model_class: Any, config: Any) -> PreTrainedModel:
