@@ -28,12 +28,14 @@ from app.routes import (
     admin_sessions,
     chat,
     completions,
+    conversations,
     disk,
     embeddings,
     health,
     messages,
     metrics,
     models,
+    responses,
     sessions,
 )
 from dormouse_gateway import __version__
@@ -88,6 +90,8 @@ def create_app(
         chat,
         completions,
         messages,
+        responses,
+        conversations,
         embeddings,
         models,
         sessions,
