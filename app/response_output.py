@@ -28,7 +28,7 @@ PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 class Output:
-    """Grows by deltas. With `seals_thoughts` those are told a second time, for clients that keep nothing else of them."""
+    """Grows by deltas. With `seals_thoughts` thoughts are told twice: some clients keep the sealed one only."""
 
     def __init__(self, response_id: str, *, seals_thoughts: bool = False) -> None:
         self.items: list[Item] = []

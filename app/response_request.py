@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -16,7 +17,6 @@ from pydantic import (
 )
 
 from app.bodies import Body, Text, refusal
-from app.errors import ErrorReply
 from app.fields import RESPONSE_NOT_BUILT, Values
 from app.messages import Message
 from app.response_items import messages_of
@@ -24,6 +24,9 @@ from app.response_tools import ChosenTool, ResponseTool, choice_of, only_functio
 from app.schema import MAX_TOP_LOGPROBS, ChatRequest, Effort, TurnRequest
 from app.structure_bodies import JsonSchema, ResponseFormat
 from app.tool_bodies import MAX_TOOLS
+
+if TYPE_CHECKING:
+    from app.errors import ErrorReply
 
 INPUT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
 
@@ -133,7 +136,9 @@ class ResponsesRequest(TurnRequest):
 
     not_built: ClassVar[dict[str, Values]] = RESPONSE_NOT_BUILT
 
-    input: Annotated[list[Message], BeforeValidator(messages_of), WithJsonSchema(INPUT_SCHEMA)] = []
+    input: Annotated[list[Message], BeforeValidator(messages_of), WithJsonSchema(INPUT_SCHEMA)] = Field(
+        default_factory=list
+    )
     instructions: Text | None = None
     previous_response_id: ResponseIdText | None = None
     conversation: Annotated[ConversationName | None, BeforeValidator(_conversation)] = None
@@ -192,9 +197,7 @@ class ResponsesRequest(TurnRequest):
         """All messages. Few templates take a second system message, so those at the beginning are one."""
         first = () if self.instructions is None else (Message(role="system", content=self.instructions),)
         messages = [*first, *before, *self.input]
-        count = next(
-            (at for at, each in enumerate(messages) if each.role not in ("system", "developer")), len(messages)
-        )
+        count = sum(1 for _ in itertools.takewhile(lambda each: each.role in ("system", "developer"), messages))
         if count < 2:
             return messages
         merged = "\n\n".join(each.content for each in messages[:count])

@@ -65,9 +65,9 @@ class ChunkFormat:
 
     def text(self, text: str, choice: int = 0, name: str = "content") -> bytes:
         """One delta of visible text, or of another string."""
-        padding = f',"obfuscation":"{padding(len(text))}"' if self._obfuscate else ""
+        hiding = f',"obfuscation":"{padding(len(text))}"' if self._obfuscate else ""
         spelled = json.dumps(text, ensure_ascii=False)
-        return f'{self._before}{choice},"delta":{{"{name}":{spelled}{self._after}{padding}}}\n\n'.encode()
+        return f'{self._before}{choice},"delta":{{"{name}":{spelled}{self._after}{hiding}}}\n\n'.encode()
 
     def delta(
         self, delta: Mapping[str, object], choice: int = 0, logprobs: Mapping[str, object] | None = None
