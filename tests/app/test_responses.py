@@ -216,6 +216,21 @@ def test_logprobs_are_told_of_the_text(serve: Callable[..., Scripted]) -> None:
     assert answer["output"][0]["content"][0]["logprobs"] == []  # the scripted engine notes none
 
 
+def test_what_the_answer_was_to_look_like_is_repeated_in_it(
+    serve: Callable[..., Scripted], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    server = serve()
+    speak(server, tokenizer, '{"a": 1}')
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    written = {"type": "json_schema", "name": "An_a", "schema": schema, "strict": True, "description": None}
+    answer = ask(server, text={"format": written}, tools=FLAT, tool_choice={"type": "function", "name": "get_time"})
+    assert answer["text"]["format"] == written
+    assert answer["tool_choice"] == {"type": "function", "name": "get_time"}
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_time"}]}
+    assert ask(server, tools=FLAT, tool_choice=allowed)["tool_choice"] == allowed
+    assert ask(server, text={"format": {"type": "json_object"}})["text"]["format"] == {"type": "json_object"}
+
+
 def test_tools_of_other_kinds_are_passed_over_and_the_answer_shows_it(serve: Callable[..., Scripted]) -> None:
     foreign = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}]
     answer = ask(serve(), tools=[*foreign, *FLAT])
