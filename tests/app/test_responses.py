@@ -24,7 +24,7 @@ __all__ = ["say"]
 
 URL = "/v1/responses"
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
+FLAT: list[dict[str, Any]] = [{"type": "function", **dict(tool["function"])} for tool in TOOLS]
 ASK = "What is the weather in Paris?"
 
 
@@ -47,7 +47,7 @@ def ask(server: Scripted, asked: Any = ASK, headers: dict[str, str] | None = Non
 
 def events_of(text: str) -> list[dict[str, Any]]:
     """The events of a stream: named as their types say, numbered from 0, and each as OpenAI's own type has it."""
-    found = []
+    found: list[dict[str, Any]] = []
     for block in text.strip().split("\n\n"):
         if block.startswith(":"):
             continue

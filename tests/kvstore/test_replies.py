@@ -62,11 +62,12 @@ def test_a_history_is_found_by_each_of_its_replies() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.booleans()), max_size=120))
 def test_whatever_is_kept_can_be_told(turns: list[tuple[int, bool]]) -> None:
-    history, expected = BARE, {}
+    history = BARE
+    expected: dict[str, list[object]] = {}
     for number, (choice, goes_on) in enumerate(turns):
         known = [reply.id for reply in history.replies]
         previous = known[choice % len(known)] if known and goes_on else None
-        before = expected.get(previous, [])
+        before = expected[previous] if previous is not None else []
         name = f"r{number}"
         history = add(history, name, previous)
         expected[name] = [*before, f"ask {name}", name]
