@@ -24,7 +24,8 @@ __all__ = ["say"]
 
 URL = "/v1/responses"
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-FLAT: list[dict[str, Any]] = [{"type": "function", **dict(tool["function"])} for tool in TOOLS]
+_TOOLS: Any = TOOLS
+FLAT: list[dict[str, Any]] = [{"type": "function", **tool["function"]} for tool in _TOOLS]
 ASK = "What is the weather in Paris?"
 
 
