@@ -39,12 +39,14 @@ class StreamOptions(Body):
 class PromptCacheOptions(Body):
     """OpenAI's hints; `prewarm` computes and keeps the prompt and answers with nothing, `ttl` is a keep_seconds.
 
-    Any `mode` is taken: here everything is kept, whether its place is marked or not.
+    Any `mode` is taken: here everything is kept, whether its place is marked or not. What became of the prompt's cache
+    next to that of `comparison_response_id`, an answer of /v1/responses tells.
     """
 
     mode: Literal["implicit", "explicit"] | None = None
     prewarm: bool | None = None
     ttl: Text | None = None
+    comparison_response_id: Text | None = Field(default=None, max_length=512)
 
     @property
     def ttl_seconds(self) -> float | None:

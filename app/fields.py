@@ -1,4 +1,4 @@
-"""Every field of OpenAI's two completion requests, and vLLM's names beside them: what becomes of each.
+"""Every field of OpenAI's completion and Responses requests, and vLLM's names beside them: what becomes of each.
 
     honoured    declared in schema.py, typed strictly (a string is no number here, as at OpenAI)
     no effect   taken as it comes: says who asks, or hints at what is done anyway
@@ -20,6 +20,7 @@ from app.bodies import refusal
 Values = tuple[object, ...]
 
 NO_EFFECT = ("user", "safety_identifier", "prompt_cache_retention")
+RESPONSE_NO_EFFECT = (*NO_EFFECT, "max_tool_calls", "client_metadata")
 
 NOT_BUILT: dict[str, Values] = {
     "store": (False,),
@@ -49,6 +50,21 @@ COMPLETION_NOT_BUILT: dict[str, Values] = {
     "suffix": ("",),
     "best_of": (1,),
     "prompt_embeds": (),
+}
+
+RESPONSE_NOT_BUILT: dict[str, Values] = {
+    "service_tier": ("auto", "default"),
+    "use_beam_search": (False,),
+    "n": (1,),
+    "max_tokens": (),  # a chat's name of max_output_tokens
+    "background": (False,),
+    "background_options": (),
+    "context_management": ([],),
+    "truncation": ("disabled",),
+    "prompt": (),
+    "moderation": (),
+    "image": (),
+    "access_programs": (),
 }
 
 

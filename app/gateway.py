@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from app import tenants
 from app.admin.board import Board
+from app.conversations import Conversations
 from app.fair_queue import FairQueue
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Gateway:
     """What /admin shows."""
     text_jobs: int = 0
     """Templates and tokenizers at work, or waiting for a thread."""
+    conversations: Conversations = field(default_factory=Conversations)
 
     def __post_init__(self) -> None:
         settings = self.settings

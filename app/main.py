@@ -28,12 +28,14 @@ from app.routes import (
     admin_sessions,
     chat,
     completions,
+    conversations,
     disk,
     embeddings,
     health,
     messages,
     metrics,
     models,
+    responses,
     sessions,
 )
 from dormouse_gateway import __version__
@@ -84,19 +86,8 @@ def create_app(
     app.state.log_in = LogIn(ring, cookies)
     app.state.process_key = cookies.process_key
     errors.install(app)
-    for routes in (
-        chat,
-        completions,
-        messages,
-        embeddings,
-        models,
-        sessions,
-        admin,
-        admin_sessions,
-        disk,
-        health,
-        metrics,
-    ):
+    dialects = (chat, completions, messages, responses, conversations, embeddings)
+    for routes in (*dialects, models, sessions, admin, admin_sessions, disk, health, metrics):
         app.include_router(routes.router)
     app.add_middleware(JsonLimits)
     app.add_middleware(BodyLimit)

@@ -76,8 +76,11 @@ async def prepare(
     prompts: Sequence[Render],
     prompt_field: str = "messages",
     constrain: Constrain | None = None,
+    name: SessionName | None = None,
 ) -> Exchange:
     """Turns for each of the prompts, on branches of one session. Whoever gets them must close them.
+
+    `name` is the session where something else than `headers` and the request's own words decides it.
 
     Raises:
         ModelNotFound: the request names another model.
@@ -87,7 +90,7 @@ async def prepare(
     arrived = time.monotonic()
     gateway.names.check(request.model)
     gateway.keeper.expire()
-    name = sessions.session_name(request, headers, gateway.settings.session_header)
+    name = name or sessions.session_name(request, headers, gateway.settings.session_header)
     asked = Asked(request, scopes.scope(request.salt), name, arrived, client_name(headers.get("user-agent")))
     turns: list[Turn] = []
     try:

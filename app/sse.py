@@ -65,15 +65,15 @@ class ChunkFormat:
 
     def text(self, text: str, choice: int = 0, name: str = "content") -> bytes:
         """One delta of visible text, or of another string."""
-        padding = f',"obfuscation":"{_padding(len(text))}"' if self._obfuscate else ""
+        hiding = f',"obfuscation":"{padding(len(text))}"' if self._obfuscate else ""
         spelled = json.dumps(text, ensure_ascii=False)
-        return f'{self._before}{choice},"delta":{{"{name}":{spelled}{self._after}{padding}}}\n\n'.encode()
+        return f'{self._before}{choice},"delta":{{"{name}":{spelled}{self._after}{hiding}}}\n\n'.encode()
 
     def delta(
         self, delta: Mapping[str, object], choice: int = 0, logprobs: Mapping[str, object] | None = None
     ) -> bytes:
         """One delta of any kind, with what is told of its tokens."""
-        extras = {"obfuscation": _padding(len(str(delta)))} if self._obfuscate else {}
+        extras = {"obfuscation": padding(len(str(delta)))} if self._obfuscate else {}
         return self._event(delta, None, extras, choice, logprobs)
 
     def closing(self, finish_reason: str, extras: Mapping[str, object], choice: int = 0) -> bytes:
@@ -106,5 +106,6 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _padding(length: int) -> str:
+def padding(length: int) -> str:
+    """What hides how long a delta of `length` characters is."""
     return secrets.token_urlsafe(PAD_TO)[: PAD_TO - length % PAD_TO]

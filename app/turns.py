@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING
 
 from app import report
 from app.keeper import Written, written
+from kvstore import replies
 from kvstore.errors import ContextTooLong, QueueFull, ShuttingDown, TurnFailed
+from kvstore.history import History
 from kvstore.reuse import MissReason
 from kvstore.terms import Persist
 from kvstore.types import StopReason, Tier
@@ -30,9 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from app.gateway import Gateway
+    from app.replies import ReplyDraft
     from app.report import Standing
     from app.store import Wake
-    from kvstore.history import History
+    from kvstore.history import Reply
     from kvstore.lease import Grant, Lease
     from kvstore.session import OpenTurn
     from kvstore.types import TurnProgress, TurnSpec
@@ -90,6 +93,8 @@ class Turn:
         self.is_dismissed = False
         self.left: Written | None = None
         """What a further choice wrote, which belongs to no branch."""
+        self.reply: ReplyDraft | None = None
+        """What the branch keeps of the answer besides, so that a client can go on from it by its id."""
         self._gateway = gateway
         self._place = place
         self._wake = wake
@@ -215,7 +220,17 @@ class Turn:
         start = len(self.spec.token_ids)
         output_ids = self._lease.token_ids[start : start + kept_tokens]
         history = self._gateway.chat.close(self.rendered, self.encoded, output_ids, self._text)
+        earlier = self._earlier_replies()
+        if self.reply is None:
+            history = replies.carry(history, earlier)
+        else:
+            history = self.reply.kept(history, earlier, self._text)
         return history, self._written(len(history.token_ids))
+
+    def _earlier_replies(self) -> Sequence[Reply]:
+        """Of the branch, which is this turn's alone until it is recorded."""
+        former = None if self._place is None else self._place.branch.history
+        return former.replies if isinstance(former, History) else ()
 
     def _written(self, history_tokens: int = 0) -> Written:
         """The blocks this turn filled, or found filled."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kvstore.terms import Terms
 
 APPLICATION_ID = 0x446F726D  # "Dorm", in the header of every SQLite file of ours
-FORMAT = 2
+FORMAT = 3
 """Raised whenever an older program would misread the file, or this one an older file."""
 
 BUSY_SECONDS = 2.0
@@ -62,7 +62,7 @@ CREATE TABLE branches (
 CREATE INDEX branches_by_history ON branches (history);
 CREATE TABLE histories (
     number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, first_answer INTEGER NOT NULL, token_ids BLOB NOT NULL,
-    text BLOB NOT NULL, seams BLOB NOT NULL, message_ends BLOB NOT NULL, told BLOB NOT NULL);
+    text BLOB NOT NULL, seams BLOB NOT NULL, message_ends BLOB NOT NULL, told BLOB NOT NULL, replies BLOB NOT NULL);
 """
 
 STATEMENTS = [statement.strip() for statement in SCHEMA.split(";")[:-1]]
@@ -82,7 +82,8 @@ ON CONFLICT (session, branch) DO UPDATE SET last_active = excluded.last_active,
     num_tokens = excluded.num_tokens, history = excluded.history, digests = excluded.digests, keys = excluded.keys
 """
 HISTORY = """
-INSERT INTO histories (digest, first_answer, token_ids, text, seams, message_ends, told) VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO histories (digest, first_answer, token_ids, text, seams, message_ends, told, replies)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 

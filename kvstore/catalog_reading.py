@@ -309,7 +309,8 @@ def read_history(path: Path, unread: Unread) -> History | ReadFault:
     try:
         with closing(connect(path, read_only=True)) as connection:
             row = connection.execute(
-                "SELECT first_answer, token_ids, text, seams, message_ends, told FROM histories WHERE digest = ?",
+                "SELECT first_answer, token_ids, text, seams, message_ends, told, replies FROM histories"
+                " WHERE digest = ?",
                 (unread.digest,),
             ).fetchone()
     except (sqlite3.Error, OSError) as error:

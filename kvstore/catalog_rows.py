@@ -8,13 +8,14 @@ that was changed on the disk is not taken for what was said.
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 import sys
 from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from kvstore.history import DIGEST_BYTES, History, Seam, Told
+from kvstore.history import DIGEST_BYTES, History, Reply, Seam, Told
 
 if TYPE_CHECKING:
     from kvstore.history import Unread
@@ -96,6 +97,7 @@ class PackedHistory(NamedTuple):
     seams: bytes
     message_ends: bytes
     told: bytes  # empty for none
+    replies: bytes  # empty for none
 
     @property
     def digest(self) -> bytes:
@@ -126,6 +128,7 @@ def pack_history(history: History) -> PackedHistory:
         _to_bytes(array("I", _flat(history.seams))),
         _to_bytes(array("I", _flat(history.message_ends))),
         b"" if history.told is None else _pack_told(history.told),
+        _pack_replies(history.replies) if history.replies else b"",
     )
 
 
@@ -139,6 +142,7 @@ def unpack_history(packed: PackedHistory, digests: tuple[bytes, ...]) -> History
         message_ends=_seams(packed.message_ends),
         digests=digests,
         told=_unpack_told(packed.told) if packed.told else None,
+        replies=_unpack_replies(packed.replies) if packed.replies else (),
     )
 
 
@@ -158,6 +162,22 @@ def _unpack_told(packed: bytes) -> Told:
     except struct.error as error:
         raise ValueError("not a conversation's marks") from error
     return Told(num_messages, digest, prompt_length, prompt_digest, answer_start)
+
+
+def _pack_replies(replies: Iterable[Reply]) -> bytes:
+    rows = [
+        (each.id, each.made, each.previous, each.messages, each.num_tokens, each.ids_digest.hex(), each.asked)
+        for each in replies
+    ]
+    return json.dumps(rows).encode()
+
+
+def _unpack_replies(packed: bytes) -> tuple[Reply, ...]:
+    rows = json.loads(packed)
+    return tuple(
+        Reply(reply_id, made, previous, messages, tokens, bytes.fromhex(digest), tuple(asked))
+        for reply_id, made, previous, messages, tokens, digest, asked in rows
+    )
 
 
 def _flat(seams: Iterable[Seam]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 DIGEST_BYTES = 16
@@ -35,6 +35,23 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer that a client may go on from by its `id`: see replies.py.
+
+    `messages` is the JSON of those since `previous`, the answer included. `made` is Unix seconds. After it the history
+    had `num_tokens`, which are known by `ids_digest`; `asked` is what else went into its prompt.
+    """
+
+    id: str
+    made: float
+    previous: str | None = None
+    messages: str = "[]"
+    num_tokens: int = 0
+    ids_digest: bytes = b""
+    asked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """A conversation as far as a completed turn took it, its answer included.
 
@@ -42,7 +59,7 @@ class History:
     ids and text part cleanly; `message_ends` tells where each message's content ends, in both.
     The first assistant message begins at token `first_answer`. `digests` are of the conversation up
     to the end of each answer: a later request without an id is known by them. `told` is there where
-    a client may spell it otherwise.
+    a client may spell it otherwise. `replies` are those of its branch, the newest last, and `digests` are of them, too.
     """
 
     token_ids: array[int]
@@ -52,6 +69,7 @@ class History:
     message_ends: tuple[Seam, ...] = ()
     digests: tuple[bytes, ...] = ()
     told: Told | None = None
+    replies: tuple[Reply, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -74,6 +92,12 @@ class Unread:
 
 NOTHING = History(array("I"), "", (), 0)
 """What a branch has before its first turn completes."""
+
+
+def with_replies(history: History, replies: tuple[Reply, ...], digests: tuple[bytes, ...]) -> History:
+    """A history that had none, with these; they are found by `digests`."""
+    assert not history.replies
+    return replace(history, replies=replies, digests=(*history.digests, *digests))
 
 
 def text_digests(text: str, ends: Sequence[int]) -> tuple[bytes, ...]:

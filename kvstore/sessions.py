@@ -108,6 +108,13 @@ class SessionBook:
         """
         return self._texts.find(tenant, digests, parent_id=parent_id, group=group)
 
+    def holders(self, tenant: str, digest: bytes) -> list[tuple[Session, Branch]]:
+        """The branches, idle or busy, whose histories have this digest of a text or of a reply's id.
+
+        Forks share them; the one they were made from comes first.
+        """
+        return self._texts.holders(tenant, digest)
+
     def former(self, tenant: str, session_id: str) -> Former | None:
         """What became of a session that is no longer there; None: it never was, as far as is known."""
         return self._former.get(tenant, session_id)

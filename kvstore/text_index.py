@@ -47,6 +47,11 @@ class TextIndex:
                 return max(found, key=lambda each: _kinship(each[0], each[1], parent_id, group))[1]
         return None
 
+    def holders(self, tenant: str, digest: bytes) -> list[tuple[Session, Branch]]:
+        """Whose histories have this digest, busy branches included; the session first seen comes first."""
+        found = [(session, branch) for branch, session in self._by_digest.get((tenant, digest), {}).items()]
+        return sorted(found, key=lambda each: each[0].serial)
+
 
 def _kinship(branch: Branch, session: Session, parent_id: str | None, group: str | None) -> tuple[bool, bool, float]:
     """How close a branch is to a request that names its parent and its group, at most."""

@@ -11,11 +11,22 @@ from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsNonStreaming, MessageCreateParamsStreaming
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.completion_create_params import CompletionCreateParamsNonStreaming
+from openai.types.responses.response_create_params import (
+    ResponseCreateParamsNonStreaming,
+    ResponseCreateParamsStreaming,
+)
 
 from app import anthropic_fields
 from app.anthropic_request import CountRequest, MessagesRequest
 from app.completion_request import CompletionRequest
-from app.fields import CHAT_NOT_BUILT, COMPLETION_NOT_BUILT, verdicts
+from app.fields import (
+    CHAT_NOT_BUILT,
+    COMPLETION_NOT_BUILT,
+    RESPONSE_NO_EFFECT,
+    RESPONSE_NOT_BUILT,
+    verdicts,
+)
+from app.response_request import ResponsesRequest
 from app.schema import ChatRequest
 from models.json_schema import ANNOTATIONS, FORMATS, SUPPORTED
 
@@ -69,6 +80,15 @@ def test_no_field_of_anthropics_own_is_left_out(params: type) -> None:
     fields = params.__required_keys__ | params.__optional_keys__  # type: ignore[attr-defined]
     assert len(fields) > 10
     assert fields - set(table("Fields of a message")) == {"betas"} & fields  # that one is sent as a header
+
+
+def test_every_field_of_a_response_is_in_its_table_as_it_is_in_the_code() -> None:
+    told = table("Fields of a response")
+    assert told == verdicts(ResponsesRequest.model_fields, RESPONSE_NOT_BUILT, RESPONSE_NO_EFFECT)
+    for params in (ResponseCreateParamsNonStreaming, ResponseCreateParamsStreaming):
+        fields = params.__required_keys__ | params.__optional_keys__
+        assert len(fields) > 30
+        assert fields - set(told) == set()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from kvstore.catalog_reading import ReadFault
 from kvstore.catalog_rows import BlockRow, SessionRow
 from kvstore.errors import SettingInvalid
 from kvstore.events import TierHealth
-from kvstore.history import History, Told
+from kvstore.history import History, Reply, Told
 from kvstore.reuse import MissReason
 from kvstore.terms import USUAL, Persist, Terms
 from kvstore.types import BlockKey
@@ -53,7 +53,8 @@ def test_a_session_comes_back_whole_and_its_history_when_it_is_asked_for(tmp_pat
     shelf = Shelf(tmp_path)
     terms = Terms(-3, 60.0, True, 1e6, Persist.DISK)
     plain = history(ODD, [0, 1, 2**32 - 1, 7, 8, 9], digests=(b"a" * 16, b"b" * 16))
-    told = replace(plain, told=Told(3, b"t" * 16, 2**33, b"p" * 16, 17))
+    reply = Reply("resp_b", 1.5, "resp_a", '["\\u00e9"]', 6, b"i" * 16, ("tools",))
+    told = replace(plain, told=Told(3, b"t" * 16, 2**33, b"p" * 16, 17), replies=(reply,))
     # A field that is added to histories and not to the catalog would be at its default here.
     assert [each.name for each in fields(History) if getattr(told, each.name) in (0, (), None)] == []
     made = session(4, f"id {ODD}", told, terms=terms, at=450.0, tenant=f"tenant\0{ODD}")
@@ -657,7 +658,7 @@ def test_a_hundred_thousand_sessions_are_listed_without_their_histories(tmp_path
     count = 100_000
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:  # by hand: what is tested is reading them
         digest = b"h" * 16
-        connection.execute("INSERT INTO histories VALUES (1, ?, 0, x'', x'', x'', x'', x'')", (digest,))
+        connection.execute("INSERT INTO histories VALUES (1, ?, 0, x'', x'', x'', x'', x'', x'')", (digest,))
         connection.executemany(
             "INSERT INTO sessions VALUES (?, 1, x'', ?, NULL, NULL, 1.0, 2.0, 1, 1, 0, 0.0, 0, NULL, 'disk')",
             ((serial, f"s{serial}".encode()) for serial in range(count)),
