@@ -228,7 +228,7 @@ class StoreCollector(Collector):
         yield _gauge(
             "dormouse_dirty_blocks", "Blocks that are to be on NVMe some time and are not.", snapshot.dirty_blocks
         )
-        yield _gauge("dormouse_sinking_blocks", "Dirty blocks that are to be copied to NVMe now.", snapshot.sinking_blocks)
+        yield _gauge("dormouse_sinking_blocks", "Dirty blocks to be copied to NVMe now.", snapshot.sinking_blocks)
         yield _gauge(
             "dormouse_erasing_slots",
             "Slots of NVMe whose bytes have to go before they are used again.",
@@ -315,7 +315,7 @@ class TransferCollector(Collector):
         runs = CounterMetricFamily("dormouse_transfers", "Runs of blocks copied between tiers.", labels=labels)
         blocks = CounterMetricFamily("dormouse_transfer_blocks", "Blocks copied soundly.", labels=labels)
         size = CounterMetricFamily("dormouse_transfer_bytes", "Bytes of blocks copied soundly.", labels=labels)
-        seconds = CounterMetricFamily("dormouse_transfer_seconds", "Time spent copying blocks between tiers.", labels=labels)
+        seconds = CounterMetricFamily("dormouse_transfer_seconds", "Time spent copying between tiers.", labels=labels)
         for source, target in DIRECTIONS:
             seen, names = self._traffic.get((source, target)), [source.name.lower(), target.name.lower()]
             runs.add_metric(names, seen.transfers if seen else 0)

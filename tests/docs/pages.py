@@ -8,11 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.settings import FLAGGED, SECRETS, Panel, Settings, flag, metavar, panel, variable
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 DOCS = Path(__file__).parents[2] / "docs"
 OWN = "dormouse_"
