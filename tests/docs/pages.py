@@ -6,7 +6,7 @@ A table stands between two comments, `<!-- made: NAME -->` and `<!-- end -->`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,6 +125,6 @@ def _values(family: Metric, label: str) -> Iterator[str]:
 # --- both -----------------------------------------------------------------------------------
 
 
-def _table(heading: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [heading, ("---",) * len(heading), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
