@@ -1,4 +1,4 @@
-"""The command line: serve, chat, config, doctor, store, model, key.
+"""The command line: serve, chat, top, config, doctor, store, model, key.
 
 torch and transformers take seconds to import; no command does so before its flags have been checked, and `--help`
 never does.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from app.configuration import Configuration, SettingsRefused, client_key, load
+from app.configuration import Configuration, SettingsRefused, client_key, client_url, load
 from app.disk_cli import store
 from app.flags import with_settings
 from app.units import parse_tokens
@@ -39,7 +39,7 @@ cli.add_typer(key, name="key")
 def run() -> None:
     """Entry point: what a user can mend is said in a line or two, with exit status 2."""
     try:
-        cli()
+        cli(prog_name="dormouse")  # also for `python -m`: completion goes by it
     except (SettingsRefused, SettingInvalid, ModelError) as exc:
         for line in str(exc).splitlines():
             print(f"dormouse: {line}", file=sys.stderr)
@@ -174,9 +174,15 @@ def new(
     print(keys.lines(name, made))
 
 
+Url = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="The server. Default: DORMOUSE_CLIENT_URL, or http://127.0.0.1:8000."),
+]
+
+
 @cli.command()
 def chat(
-    url: Annotated[str, typer.Option(metavar="URL", help="Server to talk to.")] = "http://127.0.0.1:8000",
+    url: Url = None,
     session: Annotated[str | None, typer.Option(metavar="ID", help="Session id; by default a new one.")] = None,
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Model to ask for; by default the first one served.")
@@ -188,4 +194,23 @@ def chat(
     """
     from app import chat_client
 
-    raise typer.Exit(chat_client.chat(url, session, model, client_key()))
+    raise typer.Exit(chat_client.chat(url or client_url(), session, model, client_key()))
+
+
+@cli.command()
+def top(
+    url: Url = None,
+    window: Annotated[
+        Literal["15m", "1h", "24h"], typer.Option("--window", help="How far back the numbers look.")
+    ] = "1h",
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The state as the server tells it, a line each.")] = False,
+) -> None:
+    """Watch a running server: its verdict, its numbers, its tiers and its last turns; Ctrl-C ends it.
+
+    Where /admin asks for a key, the variable DORMOUSE_CLIENT_KEY has the admin key.
+    """
+    from app import top
+
+    raise typer.Exit(top.top(url or client_url(), client_key(), window, seconds, once=once, as_json=as_json))

@@ -17,7 +17,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import openai
 
 TOPICS = ("mice", "owls", "rivers", "winter", "bread", "ships", "clocks", "moss", "snow", "lamps")
@@ -83,12 +82,8 @@ class Conversation:
 
 
 async def run(url: str, model: str | None, key: str, sessions: int, turns: int, tokens: int) -> list[Seen]:
-    # Each conversation may wait for its turn: a client's usual limits of time and connections are for one.
-    limits = httpx.Limits(max_connections=sessions + 1)
-    timeout = httpx.Timeout(600, connect=30)
-    async with openai.AsyncOpenAI(
-        base_url=f"{url}/v1", api_key=key, http_client=httpx.AsyncClient(limits=limits, timeout=timeout)
-    ) as client:
+    # Each conversation may wait for all the others before its turn comes.
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, timeout=600) as client:
         chosen = model or (await client.models.list()).data[0].id
         name = f"hundred-{uuid.uuid4().hex[:6]}"
         conversations = [Conversation(client, chosen, name, number) for number in range(sessions)]

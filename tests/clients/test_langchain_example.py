@@ -21,9 +21,9 @@ pytestmark = pytest.mark.clients
 
 def test_a_langchain_conversation_sleeps_and_goes_on(server: Server, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=120)
-    python = tmp_path / "venv/bin/python"
+    python = str(tmp_path / "venv/bin/python")
     subprocess.run([python, "-m", "pip", "install", "-q", "langchain-openai"], check=True, timeout=600)
-    command = [python, CHECKOUT / "examples" / "langchain_chat.py", "--url", server.url]
+    command = [python, str(CHECKOUT / "examples" / "langchain_chat.py"), "--url", server.url]
     said = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
     reused = [int(tokens) for tokens in re.findall(r"^  (\d+) tokens reused$", said, re.MULTILINE)]
     assert len(reused) == 3

@@ -24,7 +24,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 def run(server: Server, name: str, *arguments: str) -> str:
     """What an example says on stdout; it must end well and say nothing on stderr."""
-    command = [sys.executable, EXAMPLES / name, "--url", server.live.url, *arguments]
+    command = [sys.executable, str(EXAMPLES / name), "--url", server.live.url, *arguments]
     got = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert (got.returncode, got.stderr) == (0, ""), got.stdout + got.stderr
     return got.stdout
@@ -60,7 +60,7 @@ def test_a_hundred_sessions_talk_at_once_and_none_is_computed_again(tiny_model: 
 
 def test_the_first_key_wakes_the_session_before_the_message_is_sent(server: Server) -> None:
     mine, theirs = pty.openpty()
-    command = [sys.executable, EXAMPLES / "typing_indicator.py", "--url", server.live.url]
+    command = [sys.executable, str(EXAMPLES / "typing_indicator.py"), "--url", server.live.url]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT) as process:
         os.close(theirs)
         said = read_until(mine, "> ")
