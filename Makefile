@@ -54,7 +54,7 @@ format: $(stamp)  ## mend what ruff can mend
 docs: $(stamp) model  ## write the tables of docs/ that are made from the code
 	$(py) -m tests.docs
 
-readme: $(stamp) model  ## README.md and docs/quickstart.md, every command of them, on a clean clone; prints the minutes
+readme: $(stamp)  ## README.md and docs/quickstart.md, every command of them, on a clean clone; prints the minutes
 	$(py) -m tests.docs.readme $(ARGS)
 
 model: $(stamp)  ## fetch the embedded model, once

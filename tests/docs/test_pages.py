@@ -33,12 +33,12 @@ OTHERS = {
     "--seed",  # of make torture
     "--rounds",
 }
-BENCH_PAGES = {"performance.md"}
-"""Flags there are the benchmarks'."""
+OTHER_COMMANDS = {"docs/performance.md", "examples/README.md"}
+"""Flags there are the benchmarks' and the examples'."""
 
 
 def every_page(reason: set[str] = frozenset()) -> pytest.MarkDecorator:  # type: ignore[assignment]
-    kept = [path for path in TOLD if path.name not in reason]
+    kept = [path for path in TOLD if str(path.relative_to(ROOT)) not in reason]
     return pytest.mark.parametrize("page", kept, ids=lambda path: str(path.relative_to(ROOT)))
 
 
@@ -66,7 +66,7 @@ def flags_of(command: typer.core.TyperCommand | typer.core.TyperGroup) -> Iterat
         yield from flags_of(inner)
 
 
-@every_page(BENCH_PAGES)
+@every_page(OTHER_COMMANDS)
 def test_flags_exist(page: Path) -> None:
     known = set(flags_of(typer.main.get_command(cli))) | OTHERS  # type: ignore[arg-type]
     text = re.sub(r"^.*(docker|pip|curl|openssl|ssh|promtool|git) .*$", "", page.read_text(), flags=re.MULTILINE)
