@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from app import tenants
 from app.fair_queue import FairQueue
+from app.traces import NoTraces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from app.names import ServedNames
     from app.settings import Settings
     from app.store import SleepingStore
+    from app.traces import Traces
     from kvstore.manager import TierManager
     from kvstore.sessions import SessionBook
     from models.chat import ChatTemplate
@@ -58,6 +60,8 @@ class Gateway:
     is_draining: bool = False
     disk: Disk | None = None
     """What outlives the process; None where nothing does."""
+    traces: Traces = field(default_factory=NoTraces)
+    """Where turns that have ended are told."""
     queue: FairQueue = field(init=False)
     """Where turns ask for their leases."""
 

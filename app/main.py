@@ -23,6 +23,7 @@ from app.doors import Doors, HeaderLimit, host_name, origin_pattern
 from app.errors import ErrorObject
 from app.json_limits import JsonLimits
 from app.routes import admin, chat, completions, disk, embeddings, health, metrics, models, sessions
+from app.traces import CallersSpan
 from dormouse_gateway import __version__
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def create_app(
     errors.install(app)
     for routes in (chat, completions, embeddings, models, sessions, admin, disk, health, metrics):
         app.include_router(routes.router)
+    if settings.otel_endpoint is not None:
+        app.add_middleware(CallersSpan)
     app.add_middleware(JsonLimits)
     app.add_middleware(BodyLimit)
     app.add_middleware(Auth, keys=ring, cookies=cookies, guard_metrics=settings.guard_metrics)
