@@ -2,7 +2,8 @@
 
 A block that serves runs in the background until the next one that does, and is waited for until it is ready; every
 other must end well. The clone, the caches and the port are of this run alone; pip's cache is the user's, so that a
-second run downloads less. The minutes of each block are printed at the end, and must be few.
+second run downloads less. The minutes of each block are printed at the end, and must be few; with `--tiny` every
+command is run all the same, but a tiny random model answers: for a machine that has other things to do.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,7 +84,7 @@ def blocks(page: str, text: str) -> list[Block]:
 class Reader:
     """Somebody who follows the pages in a folder."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, **settings: str) -> None:
         self.folder = folder
         self.url = f"http://127.0.0.1:{port}"
         self._server: subprocess.Popen[bytes] | None = None
@@ -96,7 +97,10 @@ class Reader:
             "PIP_CACHE_DIR": pip.stdout.strip() or str(caches / "pip"),
             "DORMOUSE_PORT": str(port),
             "DORMOUSE_CLIENT_URL": self.url,
+            "CURL_HOME": str(folder.parent),
+            **settings,
         }
+        (folder.parent / ".curlrc").write_text("silent\nshow-error\n")  # no terminal here to draw progress on
         self._environment.pop("VIRTUAL_ENV", None)
 
     def follow(self, block: Block) -> None:
@@ -176,11 +180,28 @@ class Reader:
         else:
             with tempfile.TemporaryDirectory() as profile:
                 options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--dump-dom"]
-                command = [browser, *options, "--timeout=8000", f"{self.url}/admin"]
-                page = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False).stdout
-            shown = session in page
+                command = [browser, *options, "--timeout=8000"]
+                # Its first screen shows the last turns, which a restart forgets; the other one all sessions.
+                addresses = (f"{self.url}/admin", f"{self.url}/admin#/sessions")
+                shown = any(session in _output(*command, address) for address in addresses)
         if not shown:
             raise ReadmeFailed(f"the page at {self.url}/admin does not show session {session}")
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
+
+
+@contextmanager
+def tiny_settings() -> Iterator[dict[str, str]]:
+    """Variables by which a tiny random model answers to every name."""
+    from app.settings import Settings
+    from models import embedded
+    from tests.faults import tiny
+
+    with tempfile.TemporaryDirectory(prefix="dormouse-tiny-") as place:
+        model = tiny.save(Path(place) / "tiny", embedded.fetch(Settings().cache_dir, progress=print))
+        yield {"DORMOUSE_MODEL": str(model), "DORMOUSE_SERVED_MODEL_NAME": "*", "DORMOUSE_MAX_CONTEXT": "1024"}
 
 
 @contextmanager
@@ -201,10 +222,11 @@ def free_port() -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--most-minutes", type=float, default=5.0, help="of README.md, without installing")
+    parser.add_argument("--tiny", action="store_true", help="a tiny random model answers, and minutes mean nothing")
     options = parser.parse_args()
     took = Took()
-    with cloned() as folder:
-        reader = Reader(folder, free_port())
+    with tiny_settings() if options.tiny else nullcontext({}) as settings, cloned() as folder:
+        reader = Reader(folder, free_port(), **settings)
         try:
             for page in PAGES:
                 for block in blocks(page, (folder / page).read_text()):
