@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -225,7 +225,8 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a tiny random model answers, and minutes mean nothing")
     options = parser.parse_args()
     took = Took()
-    with tiny_settings() if options.tiny else nullcontext({}) as settings, cloned() as folder:
+    chosen: AbstractContextManager[dict[str, str]] = tiny_settings() if options.tiny else nullcontext({})
+    with chosen as settings, cloned() as folder:
         reader = Reader(folder, free_port(), **settings)
         try:
             for page in PAGES:
