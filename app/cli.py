@@ -63,6 +63,9 @@ def root(
     pass
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
 def serve(configuration: Configuration) -> None:
     """Load the model and answer on the OpenAI API until SIGTERM or Ctrl-C."""
     from app import announce, doors, keys, log, serving
@@ -83,7 +86,7 @@ def serve(configuration: Configuration) -> None:
 
 def config(
     configuration: Configuration,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show every setting in force and where its value came from; takes the same flags as serve."""
     from app import config_view
@@ -100,7 +103,7 @@ def doctor(
         int | None, typer.Option("--sessions", min=1, metavar="N", help="Which flags would hold this many sessions?")
     ] = None,
     tokens: Annotated[str, typer.Option("--tokens", metavar="TOKENS", help="Tokens in each of them: 8192, 8k.")] = "4k",
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what this machine makes of the settings: device, exactness, copy rates, what the budgets hold."""
     from app import log
@@ -134,23 +137,28 @@ CacheDir = Annotated[
 
 
 @model.command()
-def fetch(cache_dir: CacheDir = None) -> None:
+def fetch(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:
     """Download the embedded model, unless it is there already, and print its folder."""
     from models import embedded
 
-    print(embedded.fetch(_cache_dir(cache_dir), progress=lambda line: print(line, file=sys.stderr)))
+    folder = embedded.fetch(_cache_dir(cache_dir), progress=lambda line: print(line, file=sys.stderr))
+    print(json.dumps({"name": embedded.NAME, "path": str(folder)}) if as_json else folder)
 
 
 @model.command()
-def path(cache_dir: CacheDir = None) -> None:
+def path(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:
     """Print the embedded model's folder; exit status 1 where it has not been fetched."""
     from models import embedded
 
     found = embedded.path(_cache_dir(cache_dir))
-    if found is None:
+    if as_json:
+        print(json.dumps({"name": embedded.NAME, "path": None if found is None else str(found)}))
+    elif found is not None:
+        print(found)
+    else:
         print("dormouse: the embedded model is not here yet; `dormouse model fetch` gets it", file=sys.stderr)
+    if found is None:
         raise typer.Exit(1)
-    print(found)
 
 
 def _cache_dir(given: Path | None) -> Path:

@@ -97,7 +97,11 @@ def _watch(http: httpx.Client, window: str, seconds: float) -> None:
     with Live(screen(state_of(http), window), console=console, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(seconds)
-            live.update(screen(state_of(http), window), refresh=True)
+            try:
+                shown = screen(state_of(http), window)
+            except TopFailed as exc:
+                shown = Text(f"{exc}; still looking", style="red")  # it may come back: a restart takes seconds
+            live.update(shown, refresh=True)
 
 
 # --- what is shown --------------------------------------------------------------------------

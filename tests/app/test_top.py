@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +23,7 @@ from app.top import TopFailed, screen, state_of, top
 from tests.app.conftest import NAME, Scripted
 from tests.app.live import client
 
+CHECKOUT = Path(__file__).parents[2]
 Serve = Callable[..., Scripted]
 
 TOLD = {
@@ -105,6 +114,34 @@ def test_where_the_page_has_a_key_it_is_asked_for_and_taken(serve: Serve, capsys
     assert top(server.url, None, "1h", 1.0, once=True, as_json=True) == 1
     assert "DORMOUSE_CLIENT_KEY" in capsys.readouterr().err
     assert top(server.url, key, "1h", 1.0, once=True, as_json=True) == 0
+
+
+def test_it_watches_until_it_is_interrupted(serve: Serve) -> None:
+    server = serve()
+    mine, theirs = pty.openpty()
+    command = [sys.executable, "-m", "dormouse_gateway", "top", "--url", server.url, "--seconds", "0.1"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DORMOUSE_")}
+    with subprocess.Popen(
+        command, cwd=CHECKOUT, env=environment | {"TERM": "xterm"}, stdin=theirs, stdout=theirs
+    ) as process:
+        os.close(theirs)
+        # The second time it is not what it began with.
+        shown = b""
+        while shown.count(b"History reused") < 2:
+            shown += os.read(mine, 65536)
+        process.send_signal(signal.SIGINT)
+        drained = threading.Thread(target=drain, args=(mine,))
+        drained.start()
+        assert process.wait(60) == 0
+        drained.join()
+    os.close(mine)
+
+
+def drain(terminal: int) -> None:
+    """Read what a terminal is sent until whoever sent it has gone: nobody ends whose output is not taken."""
+    with suppress(OSError):
+        while os.read(terminal, 65536):
+            pass
 
 
 def test_what_is_no_dormouse_is_said_to_be_none() -> None:

@@ -21,6 +21,7 @@ COUNTED = {
     "misses",
     "model_info",
     "sessions",
+    "snapshot",
     "suspensions",
     "tier_health",
     "tokens",
