@@ -140,6 +140,12 @@ def test_chat_and_top_find_their_server_in_a_variable(dormouse: Command) -> None
             assert f"no server answers at {url}" in got.stderr
 
 
+def test_programs_are_told_that_the_model_is_not_here_yet(dormouse: Command) -> None:
+    got = dormouse("model", "path", "--json")
+    assert (got.returncode, got.stderr) == (1, "")
+    assert json.loads(got.stdout) == {"name": "smollm2-135m-instruct", "path": None}
+
+
 def test_a_shell_completes_commands(dormouse: Command) -> None:
     script = dormouse("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert "_DORMOUSE_COMPLETE=complete_bash" in script.stdout

@@ -121,9 +121,8 @@ def test_it_watches_until_it_is_interrupted(serve: Serve) -> None:
     mine, theirs = pty.openpty()
     command = [sys.executable, "-m", "dormouse_gateway", "top", "--url", server.url, "--seconds", "0.1"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DORMOUSE_")}
-    with subprocess.Popen(
-        command, cwd=CHECKOUT, env=environment | {"TERM": "xterm"}, stdin=theirs, stdout=theirs
-    ) as process:
+    environment["TERM"] = "xterm"
+    with subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdin=theirs, stdout=theirs) as process:
         os.close(theirs)
         # The second time it is not what it began with.
         shown = b""
