@@ -9,7 +9,7 @@ py    := $(VENV)/bin/python
 stamp := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat test gpu golden torture clients bench check format docs readme model install clean
+.PHONY: help serve chat test gpu golden torture clients screenshots bench check format docs readme model install clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ torture: $(stamp) model  ## 200 times kill -9 on a busy server; ARGS="--rounds 3
 
 clients: $(stamp) model  ## public clients against a real server
 	$(py) -m pytest -m clients $(ARGS)
+
+screenshots: $(stamp) model  ## the pictures of docs/images, taken of a real server in Chromium
+	$(py) -m pytest -m screenshots tests/app/test_admin_page.py $(ARGS)
 
 bench: $(stamp) model  ## figures of this machine; ARGS=--help lists the others
 	$(py) -m bench $(or $(ARGS),serve-and-chat)

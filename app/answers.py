@@ -50,7 +50,7 @@ class TurnAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the turns and send their answer; returns, or raises, only when every slot is back."""
         work = asyncio.create_task(self.answer(scope, receive, send))
-        watch = asyncio.create_task(_client_gone(receive))
+        watch = asyncio.create_task(client_gone(receive))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -106,12 +106,12 @@ class StreamedAnswer(TurnAnswer):
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream the pieces; once bytes are out, a failure becomes the last event."""
         wire = Wire(send, {**sse.HEADERS, "x-session-id": self.exchange.session_id})
-        comments = asyncio.create_task(wire.keep_alive(self._keepalive_seconds))
+        comments = asyncio.create_task(wire.keep_alive(self._keepalive_seconds, self.form.keep_alive))
         try:
             await self._stream(wire)
         except asyncio.CancelledError:
             if self.exchange.is_dismissed:
-                await _say_goodbye(wire.write(sse.failure(reply_for(ShuttingDown()))))
+                await _say_goodbye(wire.write(self.form.failure(reply_for(ShuttingDown()))))
                 await _say_goodbye(wire.end())
             raise
         except Exception as error:
@@ -120,7 +120,7 @@ class StreamedAnswer(TurnAnswer):
             reply = reply_for(error)
             if reply is INTERNAL:
                 logger.exception("a stream failed")
-            await wire.write(sse.failure(reply))
+            await wire.write(self.form.failure(reply))
         finally:
             comments.cancel()
             with suppress(asyncio.CancelledError):
@@ -163,17 +163,18 @@ class Wire:
         async with self._turn_to_send:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def keep_alive(self, seconds: float) -> None:
-        """A comment whenever nothing was sent for `seconds`; runs until cancelled."""
+    async def keep_alive(self, seconds: float, sign: bytes) -> None:
+        """A `sign` of life whenever nothing was sent for `seconds`; runs until cancelled."""
         while True:
             left = self._last + seconds - self._clock()
             if left <= 0:
-                await self.write(sse.KEEP_ALIVE)
+                await self.write(sign)
             else:
                 await asyncio.sleep(left)
 
 
-async def _client_gone(receive: Receive) -> None:
+async def client_gone(receive: Receive) -> None:
+    """Return once the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 OPEN = frozenset({"/healthz", "/readyz", "/version", "/openapi.json"})
 METRICS = "/metrics"
 ADMIN = "/admin"
-LOGIN = frozenset({"/admin/login", "/admin/logout", "/admin/admin.css", "/admin/login.js"})
+LOGIN = frozenset({"/admin/login", "/admin/logout", "/admin/static/admin.css", "/admin/static/login.js"})
 """What the way in needs itself."""
 
 AUTHENTICATION = "authentication_error"

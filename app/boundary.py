@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fastapi import HTTPException
 from starlette.datastructures import Headers, MutableHeaders
 
+from app import anthropic_errors
 from app.errors import INTERNAL, ErrorReply
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dormouse.http")
 
 REQUEST_ID = "x-request-id"
+ANTHROPIC_REQUEST_ID = "request-id"
+"""Where Anthropic's clients look for it."""
 
 MAX_BODY_BYTES = 32 * 1024**2
 """Far above the text of any context that fits; a conversation of a million tokens is some 5 MB."""
@@ -46,7 +49,10 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = request_id
+                if anthropic_errors.is_spoken_at(scope["path"]):
+                    headers[ANTHROPIC_REQUEST_ID] = request_id
             await send(message)
 
         await self.app(scope, receive, send_with_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from app import sse
+from app.form import Form
 from app.logprobs import chat_logprobs
 from models.deltas import CallArguments, CallBegins, Content, Delta, Reasoning, Said
 
@@ -53,7 +54,7 @@ class Choice:
         return "tool_calls" if is_call else finish_reason
 
 
-class ChatForm:
+class ChatForm(Form):
     """See app.form. There is a parser for each choice; `names` tell tokens in logprobs, None where none are wanted."""
 
     def __init__(

@@ -6,6 +6,7 @@ never does.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -78,10 +79,11 @@ def serve(configuration: Configuration) -> None:
     sock = serving.bind(settings.host, settings.port)
     announce.settings(configuration, has_keys)
 
-    from app.main import create_app
+    from app.main import create_app, end_streams
 
     app = create_app(settings)
-    serving.serve(app, sock, settings, lambda: announce.ready(app, sock, settings, has_keys))
+    ready = functools.partial(announce.ready, app, sock, settings, has_keys)
+    serving.serve(app, sock, settings, ready, functools.partial(end_streams, app))
 
 
 def config(

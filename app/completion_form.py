@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from app import sse
+from app.form import Form
 from app.logprobs import finite
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Choice:
     finish_reason: str = ""
 
 
-class CompletionForm:
+class CompletionForm(Form):
     """See app.form. `echoes` are the prompts' texts by choice, where they are to be repeated.
 
     `names` tell tokens in logprobs; None where none were asked for.

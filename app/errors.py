@@ -1,4 +1,5 @@
-"""What a client is told when something is refused or fails: always one OpenAI error object.
+"""What a client is told when something is refused or fails: always one error object, and OpenAI's unless the URL is
+of a dialect that has its own (anthropic_errors.py).
 
     ApiError                        raised by this package
     ├── InvalidRequest              400 invalid_request_error, names its `param`
@@ -25,6 +26,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from app import anthropic_errors
 from kvstore.errors import (
     ContextTooLong,
     QueueFull,
@@ -40,6 +42,7 @@ from models.errors import ModelError, TemplateFailed
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
+    from starlette.types import Receive, Scope, Send
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -70,8 +73,25 @@ class ErrorReply:
 
     def response(self, headers: Mapping[str, str] | None = None) -> Response:
         """The whole HTTP response."""
-        merged = {**(headers or {}), **self.headers()}
-        return Response(self.payload(), self.status, headers=merged, media_type="application/json")
+        return ErrorResponse(self, {**(headers or {}), **self.headers()})
+
+
+class ErrorResponse(Response):
+    """An error on its way, which takes its form when it is known to whom it goes: by then no layer can forget it."""
+
+    def __init__(self, reply: ErrorReply, headers: Mapping[str, str]) -> None:
+        super().__init__(reply.payload(), reply.status, headers=headers, media_type="application/json")
+        self._reply = reply
+        self._given = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if anthropic_errors.is_spoken_at(scope["path"]):
+            payload = anthropic_errors.payload(self._reply, scope.get("state", {}).get("request_id"))
+            status = anthropic_errors.status(self._reply)
+            response = Response(payload, status, headers=self._given, media_type="application/json")
+            await response(scope, receive, send)
+            return
+        await super().__call__(scope, receive, send)
 
 
 class ErrorDetail(BaseModel):

@@ -67,11 +67,13 @@ def spelled(value: object) -> str:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value).replace("'", '"')
 
 
-def verdicts(declared: Mapping[str, object], not_built: Mapping[str, Values]) -> dict[str, str]:
+def verdicts(
+    declared: Mapping[str, object], not_built: Mapping[str, Values], no_effect: tuple[str, ...] = NO_EFFECT
+) -> dict[str, str]:
     """Field -> what becomes of it, as docs/api.md says it."""
     return {
         **dict.fromkeys(declared, "honoured"),
-        **dict.fromkeys(NO_EFFECT, "no effect"),
+        **dict.fromkeys(no_effect, "no effect"),
         **{name: _only(benign) for name, benign in not_built.items()},
     }
 

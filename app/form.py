@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from app import sse
+
 if TYPE_CHECKING:
+    from app.errors import ErrorReply
     from app.exchange import Exchange
     from app.turns import Piece
 
 
 class Form(Protocol):
     """Writes one answer, whole or streamed; remembers of it what its last bytes need."""
+
+    keep_alive: bytes = sse.KEEP_ALIVE
+    """Sent when a stream has been silent for long."""
+
+    def failure(self, reply: ErrorReply) -> bytes:
+        """The last bytes of a stream that fails after it began."""
+        return sse.failure(reply)
 
     def chunk(self, piece: Piece, exchange: Exchange) -> bytes:
         """What a piece adds to a stream; empty where it adds nothing yet."""

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from app import errors, keys, startup
+from app.admin import live
 from app.admin.login import LogIn
 from app.auth import Auth
 from app.boundary import REQUEST_ID, BodyLimit, LastResort, RequestIds
@@ -22,13 +23,33 @@ from app.cookies import AdminCookies
 from app.doors import Doors, HeaderLimit, host_name, origin_pattern
 from app.errors import ErrorObject
 from app.json_limits import JsonLimits
-from app.routes import admin, chat, completions, disk, embeddings, health, metrics, models, sessions
+from app.routes import (
+    admin,
+    admin_sessions,
+    chat,
+    completions,
+    disk,
+    embeddings,
+    health,
+    messages,
+    metrics,
+    models,
+    sessions,
+)
 from app.traces import CallersSpan
 from dormouse_gateway import __version__
 
 if TYPE_CHECKING:
+    from app.admin.live import Live
     from app.gateway import Gateway
     from app.settings import Settings
+
+
+def end_streams(app: FastAPI) -> None:
+    """What has no end of its own, before a server waits for what has one; harmless where none has begun."""
+    live: Live | None = getattr(app.state, "live", None)
+    if live is not None:
+        live.close()
 
 
 def create_app(
@@ -44,7 +65,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with opened(settings) as gateway:
+        async with opened(settings) as gateway, live.running(gateway.board) as app.state.live:
             app.state.gateway = gateway
             try:
                 yield
@@ -64,7 +85,19 @@ def create_app(
     app.state.log_in = LogIn(ring, cookies)
     app.state.process_key = cookies.process_key
     errors.install(app)
-    for routes in (chat, completions, embeddings, models, sessions, admin, disk, health, metrics):
+    for routes in (
+        chat,
+        completions,
+        messages,
+        embeddings,
+        models,
+        sessions,
+        admin,
+        admin_sessions,
+        disk,
+        health,
+        metrics,
+    ):
         app.include_router(routes.router)
     if settings.otel_endpoint is not None:
         app.add_middleware(CallersSpan)

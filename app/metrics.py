@@ -23,6 +23,7 @@ from kvstore.types import Tier
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+    from app.admin.board import Board
     from app.disk import Disk
     from app.report import Figures, Standing
     from kvstore.sessions import SessionBook
@@ -182,6 +183,10 @@ class Metrics:
         """Include the files of the NVMe tier and their catalog in every scrape from now on."""
         self.registry.register(DiskCollector(disk))
 
+    def watch_board(self, board: Board) -> None:
+        """Include the number of the state that /admin tells at the moment of a scrape."""
+        self.registry.register(BoardCollector(board))
+
     def describe_model(self, labels: dict[str, str]) -> None:
         """A series that is always one and whose labels name what is served."""
         self.registry.register(_Constant(InfoMetricFamily("dormouse_model", "What is served.", value=labels)))
@@ -323,6 +328,19 @@ class TransferCollector(Collector):
             size.add_metric(names, seen.bytes if seen else 0)
             seconds.add_metric(names, seen.seconds if seen else 0.0)
         yield from (runs, blocks, size, seconds)
+
+
+class BoardCollector(Collector):
+    """Which of the states of `/admin/api/state?snapshot=N` a scrape agrees with."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def collect(self) -> Iterator[Metric]:
+        """Nothing runs between this and the other families of a scrape, so all are of one moment."""
+        number = self._board.take()["snapshot"]
+        assert isinstance(number, int)
+        yield _gauge("dormouse_snapshot", "The number of /admin/api/state that tells the same numbers.", number)
 
 
 class _Constant(Collector):

@@ -21,6 +21,7 @@ from app.exchange import Exchange
 from app.report import Standing
 from app.sampling import sampling_of
 from app.turns import Turn
+from app.user_agents import client_name
 from kvstore import chain
 from kvstore.former import Gone
 from kvstore.history import History
@@ -65,6 +66,7 @@ class Asked:
     scope: str
     name: SessionName
     arrived: float
+    client: str
 
 
 async def prepare(
@@ -86,7 +88,7 @@ async def prepare(
     gateway.names.check(request.model)
     gateway.keeper.expire()
     name = sessions.session_name(request, headers, gateway.settings.session_header)
-    asked = Asked(request, scopes.scope(request.salt), name, arrived)
+    asked = Asked(request, scopes.scope(request.salt), name, arrived, client_name(headers.get("user-agent")))
     turns: list[Turn] = []
     try:
         for render in prompts:
@@ -223,6 +225,7 @@ def _standing(
         divergence=_divergence(gateway, encoded, place),
         gone=_why_gone(gateway, rendered, place),
         written_tokens=None if written is None else written * gateway.block_tokens,
+        client=asked.client,
     )
 
 

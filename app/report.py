@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from app.user_agents import UNKNOWN
 from kvstore.reuse import MissReason, Reuse, account
 from kvstore.types import Tier
 
@@ -40,6 +41,8 @@ class Standing:
     """Why an unknown session has no history."""
     written_tokens: int | None = None
     """Of a branch read back after a restart: its first tokens whose blocks were on NVMe then."""
+    client: str = UNKNOWN
+    """What the program calls itself that asked."""
 
 
 @dataclass(slots=True)

@@ -155,6 +155,8 @@ class ChatRequest(TurnRequest):
     """`POST /v1/chat/completions`."""
 
     not_built: ClassVar[dict[str, Values]] = CHAT_NOT_BUILT
+    schema_field: ClassVar[str] = "response_format.json_schema.schema"
+    """What the client calls the schema of its answer."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None

@@ -65,14 +65,22 @@ def _refused(host: str, port: int, exc: OSError) -> SettingInvalid:
 class GatewayServer(uvicorn.Server):
     """uvicorn, but SIGTERM ends in exit status 0, and a second Ctrl-C in no waiting at all."""
 
-    def __init__(self, config: uvicorn.Config, announce: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, announce: Callable[[], Awaitable[None]], closing: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._announce = announce
+        self._closing = closing
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             await self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Streams that end only when the server does are ended first: turns are waited for, and these are not.
+        self._closing()
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # uvicorn's own would raise the signal again once it has drained, and so exit with 143.
@@ -112,8 +120,18 @@ class StartupWatch:
             raise
 
 
-def serve(app: ASGIApp, sock: socket.socket, settings: Settings, announce: Callable[[], Awaitable[None]]) -> None:
-    """Serve `app` on `sock` until a signal; `announce` is called once requests are answered.
+def nothing() -> None:
+    """An app without streams of its own."""
+
+
+def serve(
+    app: ASGIApp,
+    sock: socket.socket,
+    settings: Settings,
+    announce: Callable[[], Awaitable[None]],
+    closing: Callable[[], None] = nothing,
+) -> None:
+    """Serve `app` on `sock` until a signal; `announce` is called once requests are answered, `closing` when it stops.
 
     Raises:
         SettingInvalid: a setting turned out wrong while the model was loaded.
@@ -130,7 +148,7 @@ def serve(app: ASGIApp, sock: socket.socket, settings: Settings, announce: Calla
         timeout_keep_alive=KEEPALIVE_SECONDS,
         timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
     )
-    server = GatewayServer(config, announce)
+    server = GatewayServer(config, announce, closing)
     try:
         server.run([sock])
     except OSError as exc:

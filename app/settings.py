@@ -153,6 +153,12 @@ class Settings(BaseSettings):
         "Serve others than this machine without API keys: whoever reaches the port may use it.",
         "true|false",
     )
+    admin_text: Literal["auto", "always", "never"] = _field(
+        "auto",
+        Panel.KEYS,
+        "Whether /admin shows 80 characters of where a prompt left its history; auto: where there are no API keys.",
+        "auto|always|never",
+    )
     guard_metrics: bool = _field(False, Panel.KEYS, "Ask for the admin key at /metrics, too.", "true|false")
     allowed_host: Names = _field(
         (),

@@ -128,6 +128,7 @@ async def opened(settings: Settings, choose: Choose = sample, files: FileIO | No
         gateway = make_gateway(settings, machinery, manager, text_threads, tier)
         gateway.traces = traces
         gateway.metrics.watch_transfers(transfers.traffic)
+        gateway.traffic = transfers.traffic
         if tier is not None:
             manager.take_over(tier.found)
             gateway.keeper.restore(tier.restored)
@@ -384,4 +385,5 @@ def make_gateway(
         metrics=metrics,
         text_threads=text_threads,
         started_at=int(time.time()),
+        nvme_rated_bytes_per_day=0 if tier is None else tier.rated_bytes_per_day,
     )

@@ -73,7 +73,7 @@ def _formats(request: ChatRequest) -> list[Wanted]:
         return [Wanted("response_format", lambda: constraint.json_value({"type": "object"}))]
     schema = asked.json_schema.schema_
     described = {"type": "object"} if schema is None else schema
-    return [Wanted("response_format.json_schema.schema", lambda: constraint.json_value(described))]
+    return [Wanted(request.schema_field, lambda: constraint.json_value(described))]
 
 
 def _guided(request: ChatRequest) -> list[Wanted]:

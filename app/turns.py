@@ -58,6 +58,8 @@ class Piece:
     prompt_notes: Sequence[object] = ()
     is_first: bool = False
     finish_reason: str | None = None
+    stop_string: str | None = None
+    """The one that was met, beside the finish reason."""
 
 
 class Turn:
@@ -84,6 +86,7 @@ class Turn:
         self.encoded = encoded
         self.figures = report.Figures()
         self.finish_reason = ""
+        self.stop_string: str | None = None
         self.is_dismissed = False
         self.left: Written | None = None
         """What a further choice wrote, which belongs to no branch."""
@@ -144,7 +147,7 @@ class Turn:
                 yield Piece(self.choice, progress.text, tokens, progress.notes, progress.prompt_notes)
             if progress.stopped is not None:
                 await self._end(progress, progress.stopped)
-        yield Piece(self.choice, finish_reason=self.finish_reason)
+        yield Piece(self.choice, finish_reason=self.finish_reason, stop_string=self.stop_string)
 
     async def _begin(self) -> None:
         try:
@@ -163,6 +166,7 @@ class Turn:
         if grant.miss is not None:
             figures.miss = MissReason(grant.miss.value)
         figures.granted_at = self._now()
+        self._gateway.board.turn_granted(self._place, grant.wake_trigger)
         slept = {tier: tokens for tier, tokens in grant.reused.items() if tokens and tier is not Tier.HBM}
         if slept:
             self._gateway.hints.pace.observe(max(slept), sum(slept.values()), grant.wake_seconds)
@@ -182,6 +186,7 @@ class Turn:
             case StopReason.STOP | StopReason.LENGTH:
                 await self._record(piece.kept_tokens)
                 self.finish_reason = self._outcome = stopped.value
+                self.stop_string = piece.stop_string
             case StopReason.FAILED:
                 self._outcome = "failed"
                 logger.error("turn of session %s failed: %s", self.session_id, piece.error)
@@ -256,6 +261,7 @@ class Turn:
         standing, figures = self.standing, self.figures
         self._gateway.metrics.count(self._outcome, standing, figures, self._now())
         seconds = self._now()
+        self._gateway.board.turn_ended(self._outcome, standing, figures, seconds, self._place)
         self._gateway.traces.tell(self._outcome, standing, figures, seconds, self._within)
         logger.info(
             "turn", extra={"fields": {**self._texts(), **report.log_fields(self._outcome, standing, figures, seconds)}}

@@ -57,6 +57,8 @@ async def _wake(gateway: Gateway, scope: str, session_id: str, body: WakeRequest
         return _declined(session_id, branch.index, RATE_LIMITED)
     hold_until = time.time() + body.hold_seconds
     hint = gateway.hints.give(session, branch, TARGETS[body.to], body.hold_seconds)
+    if hint.wake.status in (WakeStatus.AWAKE, WakeStatus.WAKING):
+        gateway.board.prefetches.given((session.tenant, session.id, branch.index), hint.hold_until)
     if body.wait:
         await hint.wake.settled()
     return _answer(gateway, session_id, hint, hold_until)
@@ -65,6 +67,8 @@ async def _wake(gateway: Gateway, scope: str, session_id: str, body: WakeRequest
 def withdraw_wakes(gateway: Gateway, session: Session) -> dict[str, object]:
     """Take back what was hinted for a session; that there was nothing is no error either."""
     withdrawn = gateway.hints.withdraw(session)
+    for hint in withdrawn:
+        gateway.board.prefetches.withdrawn((session.tenant, session.id, hint.branch))
     return {
         "object": "session.wake",
         "session_id": session.id,

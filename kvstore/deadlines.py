@@ -42,6 +42,10 @@ class Deadlines(Generic[T]):
         """`thing` is never due; it may have had no moment."""
         self._due.pop(thing, None)
 
+    def has(self, thing: T) -> bool:
+        """Is `thing` due at some moment?"""
+        return thing in self._due
+
     def next(self) -> float | None:
         """The earliest moment."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:

@@ -118,6 +118,7 @@ def _merged(earlier: TurnProgress, later: TurnProgress) -> TurnProgress:
         new_token_ids=earlier.new_token_ids + later.new_token_ids,
         text=earlier.text + later.text,
         stopped=later.stopped,
+        stop_string=later.stop_string,
         kept_tokens=later.kept_tokens,
         error=later.error,
         notes=earlier.notes + later.notes,

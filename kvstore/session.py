@@ -66,7 +66,7 @@ class Branch:
         return None if self.terms.expire_seconds is None else self.last_active + self.terms.expire_seconds
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Session:
     """All branches of one (tenant, id), by index. `serial` orders sessions by when they were first seen.
 

@@ -117,6 +117,10 @@ class SessionBook:
         known = self.get(tenant, session_id) or self.former(tenant, session_id)
         return None if known is None else known.serial
 
+    def numbered(self, serial: int) -> Session | None:
+        """The session of that serial, whosever it is."""
+        return next((own[serial] for own in self._by_serial.values() if serial in own), None)
+
     def page(self, tenant: str, *, before: int | None = None, limit: int = 100) -> Page:
         """Up to `limit` of a tenant's sessions first seen before serial `before`, newest first."""
         found: list[Session] = []

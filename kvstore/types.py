@@ -134,11 +134,11 @@ class TurnProgress:
 
     K/V exist for tokens [0, `computed_tokens`) of prompt + output. `text` is the newly
     visible text (never broken UTF-8, never part of a stop string). `stopped` is None while
-    the turn goes on; once set, the engine no longer touches the turn's slots, and
-    `kept_tokens` says how many output ids are history: those whose text the client saw whole,
-    and the end-of-sequence id. `notes` are the engine's remarks on output tokens whose text is out,
-    and `prompt_notes` on the prompt's, one a token and only where the payload asked for them; the
-    store hands them on untouched.
+    the turn goes on; once set, the engine no longer touches the turn's slots, `stop_string` is
+    the one that ended the answer, if one did, and `kept_tokens` says how many output ids are
+    history: those whose text the client saw whole, and the end-of-sequence id. `notes` are the
+    engine's remarks on output tokens whose text is out, and `prompt_notes` on the prompt's, one a
+    token and only where the payload asked for them; the store hands them on untouched.
     """
 
     turn: TurnId
@@ -146,6 +146,7 @@ class TurnProgress:
     new_token_ids: list[int] = field(default_factory=list)
     text: str = ""
     stopped: StopReason | None = None
+    stop_string: str | None = None
     kept_tokens: int = 0
     error: str | None = None
     notes: list[object] = field(default_factory=list)

@@ -36,24 +36,25 @@ class Kept(NamedTuple):
 class StopStrings:
     """Passes text through, up to the first stop string; holds back what might begin one."""
 
-    __slots__ = ("_held", "_longest", "_stops", "is_found")
+    __slots__ = ("_held", "_longest", "_stops", "found")
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._stops = tuple(stops)
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
-        self.is_found = False
+        self.found: str | None = None
+        """The one that came, which ends the text."""
 
     def feed(self, text: str) -> str:
         """Take newly decoded text; return what may be shown of it and of what was held back."""
         if not self._stops:
             return text
         text = self._held + text
-        found = [place for place in (text.find(stop) for stop in self._stops) if place >= 0]
+        found = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
         if found:
-            self.is_found = True
+            place, self.found = min(found)
             self._held = ""
-            return text[: min(found)]
+            return text[:place]
         shown = len(text) - self._suspect(text)
         self._held = text[shown:]
         return text[:shown]
@@ -117,7 +118,12 @@ class Detokenizer:
     @property
     def stopped(self) -> bool:
         """A stop string appeared; text and ids from there on are cut."""
-        return self._stops.is_found
+        return self._stops.found is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The one that appeared."""
+        return self._stops.found
 
     def step(self, token_id: int) -> str:
         """Take the next id; return the text that may be shown now (often, not always, non-empty)."""

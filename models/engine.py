@@ -378,6 +378,7 @@ class Engine:
                 answer.ended = StopReason.LENGTH  # nothing was to be generated: the prompt is stored
             if answer.ended is not None:
                 progress.stopped, progress.kept_tokens, progress.error = answer.ended, answer.num_kept, answer.error
+                progress.stop_string = answer.detokenizer.stop_string
             report.progress.append(progress)
 
     def _sampled(self, answers: list[Answer], logits: Tensor) -> dict[TurnId, int]:

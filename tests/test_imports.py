@@ -39,6 +39,7 @@ PURE = {
     *(f"kvstore.{name}" for name in ("clocks", "catalog_rows", "catalog_pending", "returns", "tips")),
     *(f"kvstore.{name}" for name in ("budget", "cost", "dirty", "found", "health", "ledger", "sinking")),
     "models.scheduler",
+    *(f"app.admin.{name}" for name in ("numbers", "prefetches", "verdict")),
 }
 IMPURE_LIBRARY = {
     *("asyncio", "concurrent", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select"),

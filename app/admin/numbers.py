@@ -25,12 +25,22 @@ def size(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0 s`, `59 s`, `12 min`, `3 h`, `5 d`; what is past is nothing."""
+    """`0 s`, `59 s`, `12 min`, `2 h 41 min`, `5 d`; what is past is nothing."""
     whole = max(0, int(seconds))
+    if 3600 <= whole < 36_000 and whole % 3600 >= 60:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
     for limit, divisor, unit in ((60, 1, "s"), (3600, 60, "min"), (172_800, 3600, "h")):
         if whole < limit:
             return f"{whole // divisor} {unit}"
     return f"{whole // 86_400} d"
+
+
+def seconds_text(seconds: float) -> str:
+    """A latency: `0.8 ms`, `81 ms`, `1.64 s`, `25 s`."""
+    if seconds < 0.9995:
+        milliseconds = seconds * 1000
+        return f"{milliseconds:.1f} ms" if milliseconds < 9.95 else f"{milliseconds:.0f} ms"
+    return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.0f} s"
 
 
 def percent(part: float, whole: float) -> int:

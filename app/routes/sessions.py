@@ -13,12 +13,14 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from app import scopes
+from app.deletions import delete_session, settle
 from app.errors import InvalidRequest
 from app.gateway import Gateway, gateway_of
 from app.raw_paths import RawPathRoute, decoded
 from app.session_bodies import ForkRequest, SessionPatch, WakeRequest
 from app.session_view import session_object
 from app.sessions import new_session_id
+from app.sleeps import sleep_session
 from app.wakes import wake_session, withdraw_wakes
 from kvstore.clocks import Clocks
 from kvstore.errors import SessionUnknown
@@ -93,7 +95,7 @@ async def list_sessions(
 async def delete_sessions(caller: AnyCaller) -> Response:
     """Forget all sessions that the caller has now."""
     count = await caller.gateway.keeper.forget_all(caller.scope)
-    await _gone(caller)
+    await settle(caller.gateway)
     return JSONResponse({"object": "list.deleted", "deleted": count})
 
 
@@ -104,22 +106,9 @@ async def get_session(session_id: str, caller: AnyCaller) -> Response:
 
 
 @router.delete("/{session_id}")
-async def delete_session(session_id: str, caller: AnyCaller) -> Response:
+async def delete(session_id: str, caller: AnyCaller) -> Response:
     """Forget a session: what no other shares leaves every tier. A turn in flight runs on and leaves nothing."""
-    name = decoded(session_id)
-    session = caller.gateway.book.get(caller.scope, name)
-    if session is not None:
-        caller.gateway.hints.withdraw(session)
-    if not caller.gateway.keeper.forget(caller.scope, name):
-        raise SessionUnknown(name)
-    await _gone(caller)
-    return JSONResponse({"id": name, "object": "session.deleted", "deleted": True})
-
-
-async def _gone(caller: Caller) -> None:
-    """What was deleted leaves the disk before it is answered, unless that takes too long."""
-    if await caller.gateway.keeper.settled() and caller.gateway.disk is not None:
-        await caller.gateway.disk.sweep_others()
+    return JSONResponse(await delete_session(caller.gateway, caller.scope, decoded(session_id)))
 
 
 @router.patch("/{session_id}")
@@ -153,20 +142,5 @@ async def cancel_wake(session_id: str, caller: AnyCaller) -> Response:
 @router.post("/{session_id}/sleep")
 async def sleep(session_id: str, caller: AnyCaller, tier: Literal["dram", "nvme"] = "dram") -> Response:
     """Let a session's idle branches leave what is above `tier` now; answers when their copies there are made."""
-    session, target = caller.session(decoded(session_id)), Tier[tier.upper()]
-    idle = [branch for branch in session.branches.values() if branch.keys and not branch.is_busy]
-    if target is Tier.DRAM or caller.gateway.disk is not None:
-        tokens = sum([await caller.gateway.store.sleep(branch.block_keys, target) for branch in idle])
-        reason = None if tokens else "busy" if session.is_busy else "not_moved" if idle else "not_stored"
-    else:
-        tokens, reason = 0, "no_such_tier"
-    return JSONResponse(
-        {
-            "object": "session.sleep",
-            "session_id": session.id,
-            "status": "declined" if reason else "asleep",
-            "reason": reason,
-            "tier": tier,
-            "tokens": tokens,
-        }
-    )
+    session = caller.session(decoded(session_id))
+    return JSONResponse(await sleep_session(caller.gateway, session, Tier[tier.upper()]))

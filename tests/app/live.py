@@ -14,7 +14,7 @@ import uvicorn
 
 from app import serving, startup
 from app.http_protocol import BoundedHttp
-from app.main import create_app
+from app.main import create_app, end_streams
 from kvstore.types import Tier
 
 if TYPE_CHECKING:
@@ -134,6 +134,10 @@ class _Server(uvicorn.Server):
             await super().startup(sockets)  # type: ignore[arg-type]
         finally:
             self._announced.set()
+
+    async def shutdown(self, sockets: object = None) -> None:
+        end_streams(self.config.app)  # type: ignore[arg-type]  # as app.serving does
+        await super().shutdown(sockets)  # type: ignore[arg-type]
 
 
 def client(server: Live, **options: object) -> httpx.Client:

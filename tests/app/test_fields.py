@@ -6,9 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+from anthropic.types.beta import message_create_params as beta_params
+from anthropic.types.message_count_tokens_params import MessageCountTokensParams
+from anthropic.types.message_create_params import MessageCreateParamsNonStreaming, MessageCreateParamsStreaming
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.completion_create_params import CompletionCreateParamsNonStreaming
 
+from app import anthropic_fields
+from app.anthropic_request import CountRequest, MessagesRequest
 from app.completion_request import CompletionRequest
 from app.fields import CHAT_NOT_BUILT, COMPLETION_NOT_BUILT, verdicts
 from app.schema import ChatRequest
@@ -42,6 +47,28 @@ def test_every_field_of_a_completion_is_in_its_table_as_it_is_in_the_code() -> N
     told = table("Fields of a completion")
     assert told == verdicts(CompletionRequest.model_fields, COMPLETION_NOT_BUILT)
     assert CompletionCreateParamsNonStreaming.__optional_keys__ - set(told) == set()
+
+
+def test_every_field_of_a_message_is_in_its_table_as_it_is_in_the_code() -> None:
+    told = table("Fields of a message")
+    declared = MessagesRequest.model_fields
+    assert told == verdicts(declared, anthropic_fields.NOT_BUILT, anthropic_fields.NO_EFFECT)
+    assert CountRequest.model_fields.keys() < declared.keys()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        MessageCreateParamsNonStreaming,
+        MessageCreateParamsStreaming,
+        MessageCountTokensParams,
+        beta_params.MessageCreateParamsNonStreaming,
+    ],
+)
+def test_no_field_of_anthropics_own_is_left_out(params: type) -> None:
+    fields = params.__required_keys__ | params.__optional_keys__  # type: ignore[attr-defined]
+    assert len(fields) > 10
+    assert fields - set(table("Fields of a message")) == {"betas"} & fields  # that one is sent as a header
 
 
 @pytest.mark.parametrize(

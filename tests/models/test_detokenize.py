@@ -103,11 +103,11 @@ def test_what_is_shown_ends_where_a_stop_string_begins_however_text_is_cut(
     for start, end in itertools.pairwise(bounds):
         taken += text[start:end]
         shown += filter_.feed(text[start:end])
-        if filter_.is_found:
+        if filter_.found is not None:
             break
     shown += filter_.flush()
     assert not any(stop in shown for stop in stops)
-    if filter_.is_found:
+    if filter_.found is not None:
         assert any(taken.startswith(stop, len(shown)) for stop in stops)
     else:
         assert shown == text

@@ -9,7 +9,7 @@ form.addEventListener("submit", async (event) => {
   said.textContent = "";
   const body = JSON.stringify({ key: document.getElementById("key").value });
   try {
-    const response = await fetch("/admin/login", {
+    const response = await fetch("admin/login", {
       method: "POST",
       headers: { "content-type": "application/json" },
       body,
