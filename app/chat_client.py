@@ -38,8 +38,11 @@ class ChatFailed(Exception):
 class ChatClient:
     """One conversation: its messages, its session id, and what the server said of its last turn."""
 
-    def __init__(self, http: httpx.Client, model: str | None = None, session: str | None = None) -> None:
+    def __init__(
+        self, http: httpx.Client, model: str | None = None, session: str | None = None, max_tokens: int | None = None
+    ) -> None:
         self._http = http
+        self._max_tokens = max_tokens
         self.model = model or self._first_model()
         self.session = session or _new_session()
         self.messages: list[dict[str, str]] = []
@@ -111,7 +114,14 @@ class ChatClient:
                 self.messages.pop()
 
     def _stream(self) -> Iterator[str]:
-        body = {"model": self.model, "messages": self.messages, "stream": True, "session_id": self.session}
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": self.messages,
+            "stream": True,
+            "session_id": self.session,
+        }
+        if self._max_tokens is not None:
+            body["max_tokens"] = self._max_tokens
         with self._http.stream("POST", "/v1/chat/completions", json=body) as reply:
             _raise_refusal(reply)
             for line in reply.iter_lines():
@@ -137,12 +147,14 @@ class ChatClient:
             raise ChatFailed(f"{self._http.base_url} does not answer as Dormouse would: {exc}") from exc
 
 
-def chat(url: str, session: str | None, model: str | None, key: str | None = None) -> int:
+def chat(
+    url: str, session: str | None, model: str | None, key: str | None = None, max_tokens: int | None = None
+) -> int:
     """Chat on stdin and stdout until the end of input; the exit status is 1 where a turn failed and nobody watched."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with connect(url, key) as http:
         try:
-            client = ChatClient(http, model, session)
+            client = ChatClient(http, model, session, max_tokens)
         except ChatFailed as exc:
             console.print(f"dormouse: {exc}", markup=False)
             return 1

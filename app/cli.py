@@ -197,6 +197,7 @@ def chat(
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Model to ask for; by default the first one served.")
     ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Most tokens of each answer.")] = None,
 ) -> None:
     """Chat with a running server; /help shows the commands. Lines from a pipe are turns, too.
 
@@ -204,7 +205,7 @@ def chat(
     """
     from app import chat_client
 
-    raise typer.Exit(chat_client.chat(url or client_url(), session, model, client_key()))
+    raise typer.Exit(chat_client.chat(url or client_url(), session, model, client_key(), max_tokens))
 
 
 @cli.command()

@@ -190,6 +190,13 @@ def test_a_session_that_is_not_there_yet_cannot_sleep_and_words_after_a_command_
     assert server.asked == []
 
 
+def test_answers_are_as_long_as_was_asked_for(server: FakeServer) -> None:
+    with httpx.Client(transport=server, base_url="http://server") as http:
+        list(ChatClient(http).ask("one"))
+        list(ChatClient(http, max_tokens=60).ask("one"))
+    assert [body.get("max_tokens") for body in server.asked] == [None, 60]
+
+
 def test_an_id_with_a_slash_is_one_segment_of_the_path(server: FakeServer) -> None:
     paths: list[bytes] = []
 

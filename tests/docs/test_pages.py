@@ -28,6 +28,7 @@ OTHERS = {
     "--profile",  # docker compose
     "--help",
     "--version",
+    "--tiny",  # of make readme
     "--strict",  # mypy
     "--install-completion",  # typer's own
     "--seed",  # of make torture
