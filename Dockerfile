@@ -1,17 +1,19 @@
-# A CPU image. It holds no model: the embedded one is fetched on first start into /var/cache/dormouse, which a volume
-# keeps (docker-compose.yml). Built and run by hand where there is an engine: docs/unverified.md has the commands.
+# A CPU image; for CUDA, `--build-arg ACCELERATOR=cu130` and NVIDIA's container runtime. It holds no model: the embedded
+# one is fetched on first start into /var/cache/dormouse, which a volume keeps (docker-compose.yml). Built and run by hand
+# where there is an engine: docs/unverified.md has the commands.
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim AS build
-# PyTorch's own index has builds without CUDA: about 0.2 GB instead of about 3 GB.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Which of PyTorch's own indexes: `cpu` is about 0.2 GB, those with CUDA (`cu126`, `cu130`) about 3 GB.
+ARG ACCELERATOR=cpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl/${ACCELERATOR}
 RUN python -m venv /opt/dormouse
 ENV PATH=/opt/dormouse/bin:$PATH
 WORKDIR /src
 COPY constraints.txt ./
 RUN pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" -c constraints.txt torch
 COPY . .
-RUN pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" -c constraints.txt .
+RUN pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" -c constraints.txt '.[otel]'
 
 FROM python:${PYTHON}-slim
 # torch's CPU kernels need OpenMP's runtime, and our own a C compiler, in whatever version the base image's release has.
@@ -24,6 +26,8 @@ RUN apt-get update \
 COPY --from=build /opt/dormouse /opt/dormouse
 ENV PATH=/opt/dormouse/bin:$PATH \
     HOME=/var/cache/dormouse \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     PYTHONUNBUFFERED=1 \
     HF_HOME=/var/cache/dormouse/huggingface \
     DORMOUSE_CACHE_DIR=/var/cache/dormouse \

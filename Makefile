@@ -9,7 +9,7 @@ py    := $(VENV)/bin/python
 stamp := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat test gpu golden torture clients screenshots bench check format model install clean
+.PHONY: help serve chat test gpu golden torture clients screenshots bench check format docs readme model install clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,12 @@ check: $(stamp)  ## ruff, mypy --strict, import directions
 format: $(stamp)  ## mend what ruff can mend
 	$(py) -m ruff check --fix --unsafe-fixes .
 	$(py) -m ruff format .
+
+docs: $(stamp) model  ## write the tables of docs/ that are made from the code
+	$(py) -m tests.docs
+
+readme: $(stamp)  ## README.md and docs/quickstart.md, every command of them, on a clean clone; prints the minutes
+	$(py) -m tests.docs.readme $(ARGS)
 
 model: $(stamp)  ## fetch the embedded model, once
 	@$(py) -m dormouse_gateway model fetch

@@ -33,6 +33,8 @@ def settings(configuration: Configuration, asks_for_key: bool = False) -> None:
         if origin.source is not Source.DEFAULT
     }
     log.info("dormouse %s starts", __version__, extra={"fields": given})
+    if configuration.settings.log_prompts:
+        log.warning("the text of prompts and answers goes into this log: --log-prompts")
     host, origins = configuration.settings.host, configuration.settings.cors_origin
     if not asks_for_key and not is_loopback_name(host):
         log.warning("whoever reaches %s can use this server: it asks for no key", host)

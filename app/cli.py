@@ -1,4 +1,4 @@
-"""The command line: serve, chat, config, doctor, store, model, key.
+"""The command line: serve, chat, top, config, doctor, store, model, key.
 
 torch and transformers take seconds to import; no command does so before its flags have been checked, and `--help`
 never does.
@@ -10,11 +10,11 @@ import functools
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from app.configuration import Configuration, SettingsRefused, client_key, load
+from app.configuration import Configuration, SettingsRefused, client_key, client_url, load
 from app.disk_cli import store
 from app.flags import with_settings
 from app.units import parse_tokens
@@ -40,7 +40,7 @@ cli.add_typer(key, name="key")
 def run() -> None:
     """Entry point: what a user can mend is said in a line or two, with exit status 2."""
     try:
-        cli()
+        cli(prog_name="dormouse")  # also for `python -m`: completion goes by it
     except (SettingsRefused, SettingInvalid, ModelError) as exc:
         for line in str(exc).splitlines():
             print(f"dormouse: {line}", file=sys.stderr)
@@ -64,6 +64,9 @@ def root(
     pass
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
 def serve(configuration: Configuration) -> None:
     """Load the model and answer on the OpenAI API until SIGTERM or Ctrl-C."""
     from app import announce, doors, keys, log, serving
@@ -85,7 +88,7 @@ def serve(configuration: Configuration) -> None:
 
 def config(
     configuration: Configuration,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show every setting in force and where its value came from; takes the same flags as serve."""
     from app import config_view
@@ -102,7 +105,7 @@ def doctor(
         int | None, typer.Option("--sessions", min=1, metavar="N", help="Which flags would hold this many sessions?")
     ] = None,
     tokens: Annotated[str, typer.Option("--tokens", metavar="TOKENS", help="Tokens in each of them: 8192, 8k.")] = "4k",
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what this machine makes of the settings: device, exactness, copy rates, what the budgets hold."""
     from app import log
@@ -136,23 +139,28 @@ CacheDir = Annotated[
 
 
 @model.command()
-def fetch(cache_dir: CacheDir = None) -> None:
+def fetch(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:
     """Download the embedded model, unless it is there already, and print its folder."""
     from models import embedded
 
-    print(embedded.fetch(_cache_dir(cache_dir), progress=lambda line: print(line, file=sys.stderr)))
+    folder = embedded.fetch(_cache_dir(cache_dir), progress=lambda line: print(line, file=sys.stderr))
+    print(json.dumps({"name": embedded.NAME, "path": str(folder)}) if as_json else folder)
 
 
 @model.command()
-def path(cache_dir: CacheDir = None) -> None:
+def path(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:
     """Print the embedded model's folder; exit status 1 where it has not been fetched."""
     from models import embedded
 
     found = embedded.path(_cache_dir(cache_dir))
-    if found is None:
+    if as_json:
+        print(json.dumps({"name": embedded.NAME, "path": None if found is None else str(found)}))
+    elif found is not None:
+        print(found)
+    else:
         print("dormouse: the embedded model is not here yet; `dormouse model fetch` gets it", file=sys.stderr)
+    if found is None:
         raise typer.Exit(1)
-    print(found)
 
 
 def _cache_dir(given: Path | None) -> Path:
@@ -176,13 +184,20 @@ def new(
     print(keys.lines(name, made))
 
 
+Url = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="The server. Default: DORMOUSE_CLIENT_URL, or http://127.0.0.1:8000."),
+]
+
+
 @cli.command()
 def chat(
-    url: Annotated[str, typer.Option(metavar="URL", help="Server to talk to.")] = "http://127.0.0.1:8000",
+    url: Url = None,
     session: Annotated[str | None, typer.Option(metavar="ID", help="Session id; by default a new one.")] = None,
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Model to ask for; by default the first one served.")
     ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Most tokens of each answer.")] = None,
 ) -> None:
     """Chat with a running server; /help shows the commands. Lines from a pipe are turns, too.
 
@@ -190,4 +205,23 @@ def chat(
     """
     from app import chat_client
 
-    raise typer.Exit(chat_client.chat(url, session, model, client_key()))
+    raise typer.Exit(chat_client.chat(url or client_url(), session, model, client_key(), max_tokens))
+
+
+@cli.command()
+def top(
+    url: Url = None,
+    window: Annotated[
+        Literal["15m", "1h", "24h"], typer.Option("--window", help="How far back the numbers look.")
+    ] = "1h",
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The state as the server tells it, a line each.")] = False,
+) -> None:
+    """Watch a running server: its verdict, its numbers, its tiers and its last turns; Ctrl-C ends it.
+
+    Where /admin asks for a key, the variable DORMOUSE_CLIENT_KEY has the admin key.
+    """
+    from app import top
+
+    raise typer.Exit(top.top(url or client_url(), client_key(), window, seconds, once=once, as_json=as_json))

@@ -28,6 +28,13 @@ TEST_PREFIX = "DORMOUSE_TEST_"
 
 CLIENT_KEY_VARIABLE = "DORMOUSE_CLIENT_KEY"
 """The API key that `dormouse chat` sends; nothing of the server's."""
+CLIENT_URL_VARIABLE = "DORMOUSE_CLIENT_URL"
+"""The server that `dormouse chat` and `dormouse top` talk to."""
+USUAL_URL = "http://127.0.0.1:8000"
+
+
+CLIENT_VARIABLES = {CONFIG_VARIABLE, CLIENT_KEY_VARIABLE, CLIENT_URL_VARIABLE}
+"""Ours, and no settings."""
 
 
 class Source(StrEnum):
@@ -117,7 +124,7 @@ def _from_file(path: Path | None) -> dict[str, Any]:
 
 
 def _from_environment() -> dict[str, Any]:
-    known = {variable(field) for field in Settings.model_fields} | {CONFIG_VARIABLE, CLIENT_KEY_VARIABLE}
+    known = {variable(field) for field in Settings.model_fields} | CLIENT_VARIABLES
     problems = []
     for name in sorted(os.environ):
         if name.startswith(ENV_PREFIX) and not name.startswith(TEST_PREFIX) and name not in known:
@@ -134,6 +141,11 @@ def _from_environment() -> dict[str, Any]:
 def client_key() -> str | None:
     """The API key that commands which talk to a server send along."""
     return os.environ.get(CLIENT_KEY_VARIABLE) or None
+
+
+def client_url() -> str:
+    """Where those commands find the server, unless they are told."""
+    return os.environ.get(CLIENT_URL_VARIABLE) or USUAL_URL
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

@@ -52,6 +52,23 @@ def show_path(nvme_dir: NvmeDir = None, as_json: AsJson = False) -> None:
         print(root)
 
 
+@store.command("holder")
+def show_holder(nvme_dir: NvmeDir = None, as_json: AsJson = False) -> None:
+    """Print the process id of the server that holds the directory; exit status 1 where none does."""
+    from kvstore.nvme_dir import holder
+
+    root = _root(nvme_dir)
+    pid = holder(root)
+    if as_json:
+        print(json.dumps({"path": str(root), "held_by": pid}))
+    elif pid:
+        print(pid)
+    else:
+        print(f"dormouse: no server that can be named holds {root}", file=sys.stderr)
+    if not pid:
+        raise typer.Exit(1)
+
+
 @store.command("ls")
 def ls(nvme_dir: NvmeDir = None, as_json: AsJson = False) -> None:
     """List models and sessions, the latest first."""

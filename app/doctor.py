@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from app import disk_tier, probe, sizes, startup
+from app import disk_tier, doctor_disk, probe, sizes, startup
 from app.capacity import Room, Wanted, wanted
+from app.doctor_warnings import Host, Warned, warnings
 from app.sizes import MIB, SHOWN_SESSION_TOKENS, Memory, host_memory
 from app.units import format_bytes
 from kvstore.cost import RECOMPUTE_MARGIN
@@ -29,12 +33,14 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from app.doctor_disk import DiskRates
     from app.settings import Settings
     from app.startup import Machinery
     from kvstore.tiers.base import Landed, SlotStore
     from kvstore.tiers.dram import DramSlab
 
 ROUNDS = 7
+PREFILL_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ class Model:
     block_tokens: int
     slot_bytes: int
     max_context: int
+    longest_context: int
+    """What the model knows, whatever HBM holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ class Exactness:
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """One direction, measured by one thread in runs as they are when serving."""
+    """One direction, in runs as they are when serving: by one thread, to and from NVMe by as many as serve."""
 
     source: str
     target: str
@@ -97,7 +105,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All that `doctor` knows. `advice` is for people; every figure in it stands elsewhere, too."""
+    """All that `doctor` knows. `advice` is for people; every figure in it stands elsewhere, too.
+
+    `disk` is None where nothing is kept on disk.
+    """
 
     device: Device
     model: Model
@@ -108,6 +119,8 @@ class Findings:
     ring_bytes: int
     advice: tuple[str, ...]
     wanted: Wanted | None
+    disk: DiskRates | None = None
+    warnings: tuple[Warned, ...] = ()
 
 
 def examine(settings: Settings, sessions: int | None, tokens: int) -> Findings:
@@ -120,11 +133,11 @@ def examine(settings: Settings, sessions: int | None, tokens: int) -> Findings:
     budgets, model = machinery.sizes, machinery.model
     on_cpu = model.device.type == "cpu"
     device = Device(_device_name(model.device), str(model.device), startup.memory_of(model.device), host_memory())
-    copies = measure_copies(machinery)
+    copies, disk = measure_copies(machinery), _disk_rates(settings, machinery)
     asked = None
     if sessions is not None:
         asked = wanted(sessions, tokens, budgets, _room(settings, machinery, device, on_cpu=on_cpu))
-    return Findings(
+    findings = Findings(
         device=device,
         model=Model(
             name=model.name,
@@ -134,10 +147,11 @@ def examine(settings: Settings, sessions: int | None, tokens: int) -> Findings:
             block_tokens=model.layout.block_tokens,
             slot_bytes=model.layout.slot_bytes,
             max_context=budgets.max_context,
+            longest_context=model.max_positions,
         ),
         exactness=Exactness("exact" if machinery.runner.exact else "fast", machinery.attention),
-        copies=copies,
-        waking=_waking(settings, machinery),
+        copies=(*copies, *_disk_copies(disk, machinery)),
+        waking=_waking(settings, machinery, disk),
         budgets=tuple(
             Budget(tier, slots * budgets.slot_bytes, slots, held, held / SHOWN_SESSION_TOKENS)
             for tier, slots, held in (
@@ -149,7 +163,39 @@ def examine(settings: Settings, sessions: int | None, tokens: int) -> Findings:
         ring_bytes=budgets.ring_bytes,
         advice=_advice(machinery, copies, on_cpu=on_cpu),
         wanted=asked,
+        disk=disk,
     )
+    return replace(findings, warnings=warnings(findings, _host()))
+
+
+def _host() -> Host:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = 2**31 if limit == resource.RLIM_INFINITY else limit
+    return Host(_cores(), os.getloadavg()[0], files, torch.get_num_threads())
+
+
+def _cores() -> int:
+    """That this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _disk_rates(settings: Settings, machinery: Machinery) -> DiskRates | None:
+    if settings.nvme_bytes == 0:
+        return None
+    slot_bytes = machinery.sizes.slot_bytes
+    with _slab(max(1, doctor_disk.MOST_BYTES // slot_bytes), slot_bytes, machinery) as slab:
+        return doctor_disk.measure(settings, slab, _nearest(settings.nvme_dir))
+
+
+def _disk_copies(disk: DiskRates | None, machinery: Machinery) -> Iterator[Copying]:
+    if disk is None or disk.fault:
+        return
+    session = machinery.model.layout.blocks_for(SHOWN_SESSION_TOKENS) * machinery.sizes.slot_bytes
+    for source, target, rate in (
+        ("dram", "nvme", disk.write_bytes_per_second),
+        ("nvme", "dram", disk.read_bytes_per_second),
+    ):
+        yield Copying(source, target, rate, session / rate)
 
 
 def _nearest(folder: Path) -> Path:
@@ -166,15 +212,16 @@ def _disk(settings: Settings, machinery: Machinery) -> Iterator[tuple[str, int, 
     yield "nvme", slots, slots * machinery.sizes.block_tokens
 
 
-def _waking(settings: Settings, machinery: Machinery) -> Waking:
-    """Of 1K tokens, measured now; NVMe with one thread, where serving uses several."""
-    disk = _nearest(settings.nvme_dir) if settings.nvme_bytes else None
-    pace = probe.measure(machinery.runner, machinery.slab, disk)
+def _waking(settings: Settings, machinery: Machinery, disk: DiskRates | None) -> Waking:
+    """Of 1K tokens, measured now."""
+    # A disturbance makes computing look slower, and never faster.
+    prefill = max(probe.prefill_rate(machinery.runner) for _ in range(PREFILL_ROUNDS))
+    dram = probe.dram_rate(machinery.runner, machinery.slab)
+    nvme = 0.0 if disk is None else disk.read_bytes_per_second / machinery.sizes.slot_bytes
     blocks = 1024 / machinery.sizes.block_tokens
-    dram, nvme = pace.dram_blocks_per_second, pace.nvme_blocks_per_second
     up = blocks / dram if dram else 0.0
     from_nvme = blocks / nvme + up if nvme else 0.0
-    recompute = 1024 / pace.prefill_tokens_per_second
+    recompute = 1024 / prefill
     slower = from_nvme or up
     if settings.cost_gate == "off":
         gate = "off: everything that sleeps is woken"
@@ -285,6 +332,9 @@ def show(findings: Findings, console: Console | None = None) -> None:
     for name, text in _rows(findings):
         table.add_row(f"[bold]{name}[/bold]", text)
     console.print(table, highlight=False)
+    for warned in findings.warnings:
+        console.print(f"\n[bold yellow]warning[/bold yellow] {escape(warned.text)}", highlight=False)
+        console.print(f"        {escape(warned.remedy)}", highlight=False)
     for line in findings.advice:
         console.print(f"\n{line}", highlight=False)
     if findings.wanted is not None:
@@ -298,9 +348,11 @@ def _rows(findings: Findings) -> Iterator[tuple[str, str]]:
     yield "model", f"{model.name}, {model.dtype}, weights {format_bytes(model.weights_bytes)}"
     yield "K/V", f"{model.token_bytes:,} bytes a token, blocks of {model.block_tokens} tokens"
     yield "attention", findings.exactness.reason.removeprefix("attention ")
+    if (disk := findings.disk) is not None:
+        yield "disk", f"{disk.folder}, {disk.file_system or 'unknown file system'}, {disk.mode or 'not usable'}"
     for copying in findings.copies:
         yield (
-            f"{copying.source.upper()} to {copying.target.upper()}",
+            f"{NAMES[copying.source]} to {NAMES[copying.target]}",
             f"{copying.bytes_per_second / 1e9:.1f} GB/s, {copying.session_seconds * 1000:.0f} ms for 4K tokens",
         )
     for name, seconds in (
@@ -308,15 +360,18 @@ def _rows(findings: Findings) -> Iterator[tuple[str, str]]:
         ("1K from NVMe", findings.waking.from_nvme_seconds),
         ("1K computed", findings.waking.recompute_seconds),
     ):
-        yield name, f"{seconds * 1000:.0f} ms" if seconds else "-"
+        yield name, f"{seconds * 1000:.3g} ms" if seconds else "-"
     yield "cost gate", findings.waking.gate
     for budget in findings.budgets:
         yield (
-            budget.tier.upper(),
+            NAMES[budget.tier],
             f"{format_bytes(budget.bytes)}: {budget.tokens:,} tokens, {budget.sessions_4k:.1f} sessions of 4K tokens",
         )
     yield "staging", f"{format_bytes(findings.ring_bytes)}, outside DRAM's budget"
     yield "context", f"{model.max_context:,} tokens"
+
+
+NAMES = {"hbm": "HBM", "dram": "DRAM", "nvme": "NVMe"}
 
 
 def _told(memory: Memory) -> str:

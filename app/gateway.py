@@ -11,6 +11,7 @@ from app import tenants
 from app.admin.board import Board
 from app.conversations import Conversations
 from app.fair_queue import FairQueue
+from app.traces import NoTraces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from app.names import ServedNames
     from app.settings import Settings
     from app.store import SleepingStore
+    from app.traces import Traces
     from kvstore.manager import TierManager
     from kvstore.sessions import SessionBook
     from kvstore.transfer import Traffic
@@ -62,6 +64,8 @@ class Gateway:
     is_draining: bool = False
     disk: Disk | None = None
     """What outlives the process; None where nothing does."""
+    traces: Traces = field(default_factory=NoTraces)
+    """Where turns that have ended are told."""
     traffic: Mapping[tuple[Tier, Tier], Traffic] = field(default_factory=dict)
     """Copies between tiers so far."""
     nvme_rated_bytes_per_day: int = 0

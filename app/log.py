@@ -1,7 +1,7 @@
 """Log lines for people or for machines, on stderr.
 
 Records may carry `extra={"fields": {...}}`: pairs that the pretty form spells as key=value and the JSON form as keys.
-Text of prompts and answers never goes into either.
+Text of prompts and answers goes into neither, unless `--log-prompts` asks for it.
 """
 
 from __future__ import annotations

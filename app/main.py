@@ -38,6 +38,7 @@ from app.routes import (
     responses,
     sessions,
 )
+from app.traces import CallersSpan
 from dormouse_gateway import __version__
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ def create_app(
     dialects = (chat, completions, messages, responses, conversations, embeddings)
     for routes in (*dialects, models, sessions, admin, admin_sessions, disk, health, metrics):
         app.include_router(routes.router)
+    if settings.otel_endpoint is not None:
+        app.add_middleware(CallersSpan)
     app.add_middleware(JsonLimits)
     app.add_middleware(BodyLimit)
     app.add_middleware(Auth, keys=ring, cookies=cookies, guard_metrics=settings.guard_metrics)

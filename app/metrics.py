@@ -33,8 +33,12 @@ if TYPE_CHECKING:
 OUTCOMES = ("stop", "length", "cancelled", "failed", "queue_full", "context_too_long", "shutting_down")
 """How a turn that reached the store ended: an answer, no answer (`cancelled`: the client left), or a refusal."""
 
-# Seconds: a warm short turn on an accelerator takes tens of milliseconds, a cold long one on a CPU tens of seconds.
-LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60)
+# Seconds: a warm short turn on an accelerator takes tens of milliseconds, a cold long one on a CPU tens of seconds, and
+# behind a queue of such minutes.
+LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
+
+# From a small model on an accelerator to a busy CPU; a turn that was suspended in between takes longer still.
+TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 
 # From a warm session of a few blocks on an accelerator to a long one from a disk on a busy machine.
 WAKE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -82,6 +86,12 @@ class Metrics:
             "dormouse_first_token_seconds", "From arrival to the first token.", registry
         )
         self.turn_seconds = _histogram("dormouse_turn_seconds", "From arrival to the last token.", registry)
+        self.output_token_seconds = Histogram(
+            "dormouse_output_token_seconds",
+            "A turn's mean time for each output token after the first.",
+            buckets=TOKEN_BUCKETS,
+            registry=registry,
+        )
         self.wake_seconds = Histogram(
             "dormouse_wake_seconds",
             "What turns waited for blocks that slept, by what set that off and the deepest tier they came from.",
@@ -134,6 +144,9 @@ class Metrics:
             self.wake_seconds.labels(figures.wake_trigger, woke_from(figures.reused)).observe(figures.wake_seconds)
         if figures.first_token_at is not None:
             self.first_token_seconds.observe(figures.first_token_at)
+            if figures.output_tokens > 1:
+                decoding = figures.last_token_at - figures.first_token_at
+                self.output_token_seconds.observe(decoding / (figures.output_tokens - 1))
         self.turn_seconds.observe(seconds)
 
     def count_hint(self, reason: str) -> None:
@@ -220,7 +233,7 @@ class StoreCollector(Collector):
         yield _gauge(
             "dormouse_dirty_blocks", "Blocks that are to be on NVMe some time and are not.", snapshot.dirty_blocks
         )
-        yield _gauge("dormouse_sinking_blocks", "Of those, to be copied there now.", snapshot.sinking_blocks)
+        yield _gauge("dormouse_sinking_blocks", "Dirty blocks to be copied to NVMe now.", snapshot.sinking_blocks)
         yield _gauge(
             "dormouse_erasing_slots",
             "Slots of NVMe whose bytes have to go before they are used again.",
@@ -293,7 +306,7 @@ class SessionCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The book keeps count, so a scrape costs the same however many there are."""
         yield _gauge("dormouse_sessions", "Sessions remembered.", len(self._book))
-        yield _gauge("dormouse_branches", "Branches of all of them.", self._book.num_branches)
+        yield _gauge("dormouse_branches", "Branches of all sessions.", self._book.num_branches)
 
 
 class TransferCollector(Collector):
@@ -306,8 +319,8 @@ class TransferCollector(Collector):
         labels = ["source", "target"]
         runs = CounterMetricFamily("dormouse_transfers", "Runs of blocks copied between tiers.", labels=labels)
         blocks = CounterMetricFamily("dormouse_transfer_blocks", "Blocks copied soundly.", labels=labels)
-        size = CounterMetricFamily("dormouse_transfer_bytes", "Bytes of those blocks.", labels=labels)
-        seconds = CounterMetricFamily("dormouse_transfer_seconds", "Time spent copying them.", labels=labels)
+        size = CounterMetricFamily("dormouse_transfer_bytes", "Bytes of blocks copied soundly.", labels=labels)
+        seconds = CounterMetricFamily("dormouse_transfer_seconds", "Time spent copying between tiers.", labels=labels)
         for source, target in DIRECTIONS:
             seen, names = self._traffic.get((source, target)), [source.name.lower(), target.name.lower()]
             runs.add_metric(names, seen.transfers if seen else 0)

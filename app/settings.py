@@ -129,6 +129,16 @@ class Settings(BaseSettings):
     log_format: Literal["pretty", "json"] = _field(
         "pretty", Panel.SERVER, "Log lines for people or for machines.", "pretty|json"
     )
+    log_prompts: bool = _field(
+        False, Panel.SERVER, "Put the text of every prompt and answer into its turn's log line.", "true|false"
+    )
+    otel_endpoint: str | None = _field(
+        None,
+        Panel.SERVER,
+        "OpenTelemetry collector to send a trace of every turn to, by OTLP over HTTP: http://127.0.0.1:4318. "
+        "Needs the extra 'otel'.",
+        "URL",
+    )
 
     api_keys_file: Path | None = Field(
         None,
@@ -375,6 +385,13 @@ class Settings(BaseSettings):
             ):
                 raise ValueError(f"{origin!r} is not an origin such as https://chat.example or http://localhost:*")
         return tuple(origin.lower() for origin in value)
+
+    @field_validator("otel_endpoint")
+    @classmethod
+    def _is_http(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", value):
+            raise ValueError(f"{value!r} is not a URL such as http://127.0.0.1:4318")
+        return value
 
     @field_validator("cache_dir", "nvme_dir", "api_keys_file")
     @classmethod

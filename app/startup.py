@@ -28,6 +28,7 @@ from app.keeper import Keeper
 from app.metrics import Metrics
 from app.names import ServedNames
 from app.probe import NOT_MEASURED, Pace
+from app.traces import open_traces
 from kvstore.errors import SettingInvalid
 from kvstore.events import WritePolicy
 from kvstore.manager import TierManager
@@ -97,6 +98,9 @@ async def opened(settings: Settings, choose: Choose = sample, files: FileIO | No
     """
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as closing:
+        # First, since it may be refused; closed last, when the last turn has been told.
+        traces = open_traces(settings)
+        closing.push_async_callback(asyncio.to_thread, traces.close)
         directory = await asyncio.to_thread(disk_tier.take, settings)
         if directory is not None:
             closing.callback(directory.close)
@@ -122,6 +126,7 @@ async def opened(settings: Settings, choose: Choose = sample, files: FileIO | No
         manager = make_manager(settings, machinery, engine, transfers, tier)
         text_threads = closing.enter_context(ThreadPoolExecutor(TEXT_THREADS, "text"))
         gateway = make_gateway(settings, machinery, manager, text_threads, tier)
+        gateway.traces = traces
         gateway.metrics.watch_transfers(transfers.traffic)
         gateway.traffic = transfers.traffic
         if tier is not None:

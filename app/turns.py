@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app import report
+from app import report, traces
 from app.keeper import Written, written
 from kvstore import replies
 from kvstore.errors import ContextTooLong, QueueFull, ShuttingDown, TurnFailed
@@ -105,6 +105,7 @@ class Turn:
         self._lease: Lease | None = None
         self._is_closed = False
         self._has_answered = asyncio.Event()
+        self._within = traces.parent.get()
 
     def follower(self, choice: int, spec: TurnSpec) -> Turn:
         """A further choice of the same prompt."""
@@ -274,8 +275,18 @@ class Turn:
     def _tell(self) -> None:
         standing, figures = self.standing, self.figures
         self._gateway.metrics.count(self._outcome, standing, figures, self._now())
-        self._gateway.board.turn_ended(self._outcome, standing, figures, self._now(), self._place)
-        logger.info("turn", extra={"fields": report.log_fields(self._outcome, standing, figures, self._now())})
+        seconds = self._now()
+        self._gateway.board.turn_ended(self._outcome, standing, figures, seconds, self._place)
+        self._gateway.traces.tell(self._outcome, standing, figures, seconds, self._within)
+        logger.info(
+            "turn", extra={"fields": {**self._texts(), **report.log_fields(self._outcome, standing, figures, seconds)}}
+        )
+
+    def _texts(self) -> dict[str, object]:
+        """Nothing, unless whoever runs this has asked for it."""
+        if not self._gateway.settings.log_prompts:
+            return {}
+        return {"prompt_text": self.rendered.text, "answer_text": self._text}
 
     def _now(self) -> float:
         return time.monotonic() - self._arrived

@@ -15,6 +15,7 @@ import pytest
 from app.keys import load
 from app.settings import Settings
 from dormouse_gateway import __version__
+from kvstore.nvme_dir import NvmeDirectory
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -43,7 +44,18 @@ def dormouse(tmp_path: Path) -> Command:
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["serve"], ["config"], ["doctor"], ["chat"], ["model"], ["model", "fetch"], ["model", "path"], ["key", "new"]],
+    [
+        [],
+        ["serve"],
+        ["config"],
+        ["doctor"],
+        ["chat"],
+        ["top"],
+        ["model"],
+        ["model", "fetch"],
+        ["model", "path"],
+        ["key", "new"],
+    ],
 )
 def test_every_command_has_help(dormouse: Command, command: list[str]) -> None:
     got = dormouse(*command, "--help")
@@ -116,6 +128,43 @@ def test_chat_without_a_server_says_how_to_start_one(
         got = dormouse("chat", "--url", f"http://127.0.0.1:{unused.getsockname()[1]}", stdin="hello\n")
     assert got.returncode == 1
     assert "start one with `dormouse serve`" in got.stderr
+
+
+def test_chat_and_top_find_their_server_in_a_variable(dormouse: Command) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        for command in (["chat"], ["top", "--once"]):
+            got = dormouse(*command, stdin="hello\n", DORMOUSE_CLIENT_URL=url)
+            assert got.returncode == 1
+            assert f"no server answers at {url}" in got.stderr
+
+
+def test_programs_are_told_that_the_model_is_not_here_yet(dormouse: Command) -> None:
+    got = dormouse("model", "path", "--json")
+    assert (got.returncode, got.stderr) == (1, "")
+    assert json.loads(got.stdout) == {"name": "smollm2-135m-instruct", "path": None}
+
+
+def test_a_shell_completes_commands(dormouse: Command) -> None:
+    script = dormouse("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert "_DORMOUSE_COMPLETE=complete_bash" in script.stdout
+    words = {"COMP_WORDS": "dormouse top --on", "COMP_CWORD": "2", "_DORMOUSE_COMPLETE": "complete_bash"}
+    assert dormouse(**words).stdout.split() == ["--once"]
+
+
+def test_holder_names_the_process_that_has_the_directory(dormouse: Command, tmp_path: Path) -> None:
+    assert dormouse("store", "holder").returncode == 1
+    directory = NvmeDirectory(tmp_path / "nvme")
+    directory.open()
+    try:
+        assert dormouse("store", "holder", "--nvme-dir", str(tmp_path / "nvme")).stdout == f"{os.getpid()}\n"
+        got = dormouse("store", "holder", "--json", "--nvme-dir", str(tmp_path / "nvme"))
+        assert json.loads(got.stdout)["held_by"] == os.getpid()
+    finally:
+        directory.close()
+    got = dormouse("store", "holder", "--nvme-dir", str(tmp_path / "nvme"))
+    assert (got.returncode, got.stdout) == (1, "")
 
 
 @pytest.mark.parametrize("tokens", ["8q", "0", "-4", "1.5k"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,8 +17,6 @@ from models import loader
 from models.errors import ModelUnavailable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from app.doctor import Findings
 
 MIB = 2**20
@@ -64,10 +63,11 @@ def test_it_tells_what_the_budgets_hold(findings: Findings) -> None:
     assert findings.ring_bytes == 16 * SLOT
 
 
-def test_it_measures_both_directions(findings: Findings) -> None:
-    assert [(copying.source, copying.target) for copying in findings.copies] == [("hbm", "dram"), ("dram", "hbm")]
+def test_it_measures_every_direction(findings: Findings) -> None:
+    ways = [("hbm", "dram"), ("dram", "hbm"), ("dram", "nvme"), ("nvme", "dram")]
+    assert [(copying.source, copying.target) for copying in findings.copies] == ways
     for copying in findings.copies:
-        assert copying.bytes_per_second > 50e6
+        assert copying.bytes_per_second > 5e6
         assert copying.session_seconds == pytest.approx(128 * SLOT / copying.bytes_per_second)
 
 
@@ -90,6 +90,8 @@ def test_json_has_every_finding_under_its_name(findings: Findings) -> None:
         "ring_bytes",
         "advice",
         "wanted",
+        "disk",
+        "warnings",
     }
     assert told["budgets"][0]["sessions_4k"] == 91 / 128
     assert told["wanted"]["flags"] == "--hbm-bytes 64MiB --dram-bytes 900MiB"
@@ -105,6 +107,14 @@ def test_for_people_it_ends_with_the_command_to_copy(findings: Findings) -> None
     assert any(line.startswith("DRAM to HBM ") and line.endswith("ms for 4K tokens") for line in lines)
     # Both tiers are RAM here: what one large arena would gain is said.
     assert "--hbm-bytes 191MiB --dram-bytes 0" in " ".join(lines)
+
+
+def test_it_tells_how_the_disk_is_used_and_leaves_nothing_there(findings: Findings, tmp_path: Path) -> None:
+    assert findings.disk is not None
+    assert findings.disk.mode in ("direct", "buffered")
+    assert findings.disk.file_system
+    assert findings.disk.fault == ""
+    assert list(Path(findings.disk.folder).iterdir()) == []
 
 
 def test_what_stops_serve_stops_doctor(cache_dir: Path, tmp_path: Path) -> None:
