@@ -70,6 +70,8 @@ class ChatServer:
     async def answer(self, messages: Messages, max_tokens: int, session_id: str | None = None) -> Reply:
         """Stream one greedy answer of exactly `max_tokens` tokens, in a session where one is named.
 
+        The name goes in a header, which servers that know nothing of sessions ignore.
+
         Raises:
             BenchFailed: the server refused, failed or answered with nothing that can be timed.
         """
@@ -82,12 +84,11 @@ class ChatServer:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if session_id is not None:
-            body["session_id"] = session_id
+        headers = {} if session_id is None else {"x-session-id": session_id}
         arrivals: list[Arrival] = []
         started_at = time.perf_counter()
         try:
-            async with self._http.stream("POST", "chat/completions", json=body) as response:
+            async with self._http.stream("POST", "chat/completions", json=body, headers=headers) as response:
                 await _raise_refusal(response)
                 async for data in response.aiter_raw():
                     arrivals.append((time.perf_counter(), data))
@@ -112,6 +113,17 @@ def connect(url: str, api_key: str | None = None) -> httpx.AsyncClient:
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         trust_env=not local,
     )
+
+
+async def server_state(http: httpx.AsyncClient) -> dict[str, Any]:
+    """What a Dormouse tells of itself; empty from other servers, and where its admin page wants a key."""
+    url = str(http.base_url).removesuffix("/").removesuffix("/v1") + "/admin/api/state"
+    try:
+        response = await http.get(url)
+        told = response.json() if response.is_success else {}
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return dict(told) if isinstance(told, dict) and "block_tokens" in told else {}
 
 
 async def first_model(http: httpx.AsyncClient) -> str:

@@ -2,13 +2,12 @@
 
 Every word below is one token of the embedded model after a space (and of most byte-pair vocabularies), so a prompt's
 length is a count of words plus what the server's template adds. How much that is, two probes of the server tell
-(chat.py), whatever its tokenizer.
+(lengths.py), whatever its tokenizer.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 Messages = list[dict[str, str]]
 
@@ -41,24 +40,6 @@ tool tooth top tower town track train tree truck valley village voice wall war w
 window wine winter wolf woman wood word work world year
 """
 WORDS = tuple(_LIST.split())
-
-
-@dataclass(frozen=True, slots=True)
-class Length:
-    """Tokens of a prompt with `n` words: `fixed + per_word * n`."""
-
-    fixed: float
-    per_word: float
-
-    def words_for(self, tokens: int) -> int:
-        """Words that come closest to `tokens`; at least one."""
-        return max(1, round((tokens - self.fixed) / self.per_word))
-
-
-def length_from(words: tuple[int, int], tokens: tuple[int, int]) -> Length:
-    """The line through two prompts whose tokens were counted."""
-    per_word = (tokens[1] - tokens[0]) / (words[1] - words[0])
-    return Length(tokens[0] - per_word * words[0], per_word)
 
 
 class Prompts:
