@@ -23,7 +23,7 @@ from bench.errors import BenchFailed
 from models import embedded
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader, GGUFWriter, ReaderField, ReaderTensor
+    from gguf import GGUFWriter, ReaderField, ReaderTensor
 
 FILE_NAME = "smollm2-135m-instruct-bf16.gguf"
 BF16_FILE_TYPE = 32

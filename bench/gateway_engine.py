@@ -29,7 +29,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A step in which every turn of the window ran: when it was published, and what CPU the watched thread had taken."""
+    """A step in which every turn of the window ran: when it was published, and the watched thread's CPU until then."""
 
     at: float
     cpu_seconds: float

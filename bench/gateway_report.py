@@ -29,7 +29,9 @@ def table(samples: GatewaySamples) -> Group:
     )
     for percentile in (50, 99):
         goal = f"{GOAL_LAG_SECONDS * 1e3:.0f}" if percentile == 99 else ""
-        rows.add_row(f"lag of the loop, p{percentile} ms", spread(summary(_lags(samples, percentile)).scaled(1e3)), goal)
+        rows.add_row(
+            f"lag of the loop, p{percentile} ms", spread(summary(_lags(samples, percentile)).scaled(1e3)), goal
+        )
     rows.add_row("CPU of a request beside its events, us", spread(summary(samples.request_seconds).scaled(1e6), 0), "")
     rows.add_row("events a second, published", spread(summary(samples.events_per_second), 0), "")
     rows.add_row("tokens merged into an event of others, %", spread(summary(samples.merged_share).scaled(100)), "0")

@@ -130,7 +130,11 @@ def run(plan: GatewayPlan, done: Callable[[str], None], profile: Path | None = N
 async def _measure(plan: GatewayPlan, done: Callable[[str], None], profile: Path | None) -> GatewaySamples:
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
-            nvme_dir=Path(folder), nvme_bytes=0, max_running=plan.streams, max_queue=4 * plan.streams, max_sessions=10**6
+            nvme_dir=Path(folder),
+            nvme_bytes=0,
+            max_running=plan.streams,
+            max_queue=4 * plan.streams,
+            max_sessions=10**6,
         )
         profiler = cProfile.Profile() if profile is not None else None
         async with (
@@ -217,9 +221,7 @@ async def _gateway(settings: Settings, plan: GatewayPlan) -> AsyncIterator[tuple
     def on_step(report: StepReport) -> None:
         loop.call_soon_threadsafe(manager.step_ended, report)
 
-    engine = StandInEngine(
-        settings.block_tokens, plan.steps_per_second, token_ids, on_step, threading.get_ident()
-    )
+    engine = StandInEngine(settings.block_tokens, plan.steps_per_second, token_ids, on_step, threading.get_ident())
     config = PlannerConfig(
         cost_gate="off",
         hbm_slots=slots,

@@ -1,4 +1,4 @@
-"""A gateway behind the HTTP server that `dormouse serve` has, on the running event loop, for as long as a block lasts."""
+"""A gateway behind the HTTP server that `dormouse serve` has, on the running event loop."""
 
 from __future__ import annotations
 

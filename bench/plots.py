@@ -1,10 +1,10 @@
 """PNGs of a run, drawn from what --json writes. matplotlib is imported here and nowhere else.
 
-    chat        decode, prefill and time to the first token against context; output against streams
-    sessions    where the time to the first token goes, by the tier that a turn woke from
-    tiers       restore and recompute time against length, and bandwidth beside the devices' own
-    replay      how many requests had their first token, and their answer, after how long
-    gateway     the loop's lag and an event's CPU, window by window
+chat        decode, prefill and time to the first token against context; output against streams
+sessions    where the time to the first token goes, by the tier that a turn woke from
+tiers       restore and recompute time against length, and bandwidth beside the devices' own
+replay      how many requests had their first token, and their answer, after how long
+gateway     the loop's lag and an event's CPU, window by window
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class SessionTurn:
 
     @property
     def other_seconds(self) -> float:
-        """Template, tokenizer, transport, tokens that had no text of their own, and all that the server did not tell."""
+        """Template, tokenizer, transport, tokens that had no text of their own, and what the server did not tell."""
         told = (self.queue_seconds, self.wake_seconds, self.prefill_seconds)
         return self.ttft_seconds - sum(seconds for seconds in told if seconds is not None)
 

@@ -101,7 +101,9 @@ def _groups(samples: SessionsSamples) -> dict[str, list[SessionTurn]]:
     awake = [turn for turn in later if turn.woke_from not in ("nvme", "dram")]
     reused = "all in hbm" if samples.block_tokens > 1 else "some cached"
     groups[reused] = [turn for turn in awake if turn.reused_blocks]
-    groups["computed again" if samples.reused_share is not None else "later"] = [turn for turn in awake if not turn.reused_blocks]
+    groups["computed again" if samples.reused_share is not None else "later"] = [
+        turn for turn in awake if not turn.reused_blocks
+    ]
     return {name: turns for name, turns in groups.items() if turns}
 
 

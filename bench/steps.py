@@ -215,7 +215,11 @@ async def measure(settings: Settings, plan: StepPlan, done: Callable[[str], None
         BenchFailed: no figure came of it.
         SettingInvalid, ModelError: the server could not start.
     """
-    async with startup.opened(settings) as gateway, served(settings, gateway) as (host, port), clients(host, port) as reading:
+    async with (
+        startup.opened(settings) as gateway,
+        served(settings, gateway) as (host, port),
+        clients(host, port) as reading,
+    ):
         return await StepBench(gateway, reading, plan).run(done)
 
 

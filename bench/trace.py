@@ -1,4 +1,4 @@
-"""Traces of when requests came and how long they were (bench/traces/README.md), cut and scaled to what a machine can do."""
+"""Traces of when requests came and how long they were (bench/traces/README.md), scaled to what a machine can do."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-def register(cli): pass
+def register(cli):
+    pass

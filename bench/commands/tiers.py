@@ -33,7 +33,7 @@ def tiers(
     lengths: Annotated[
         str | None, typer.Option(metavar="TOKENS,...", help="--restore: of prefixes. [256,512,1024,2048,4096]")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="--wake: wakes [50]; --restore: of each length [5].")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="--wake [50]; --restore: of each length [5].")] = None,
     decode_tokens: Annotated[int | None, typer.Option(min=2, help="--decode: tokens in all. [2000]")] = None,
     window_tokens: Annotated[int | None, typer.Option(min=2, help="--decode: tokens of a window. [100]")] = None,
     sleeps_per_second: Annotated[int | None, typer.Option(min=1, help="--decode: at most; else as many as go.")] = None,

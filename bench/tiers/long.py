@@ -65,9 +65,7 @@ class LongSamples:
         return sum(each.is_whole for each in self.resumed)
 
 
-async def measure(
-    model: Model, plan: LongPlan, done: Callable[[str], None], place: Path | None = None
-) -> LongSamples:
+async def measure(model: Model, plan: LongPlan, done: Callable[[str], None], place: Path | None = None) -> LongSamples:
     """First turns, then one more of each.
 
     Raises:

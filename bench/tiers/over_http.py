@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-import httpx
-
 from bench import lengths
 from bench.client import ChatServer, connect, first_model, server_state
 from bench.errors import BenchFailed
@@ -22,6 +20,8 @@ from bench.tiers.restore import TIERS, Point, RestorePlan, RestoreSamples, raw_r
 from bench.words import Prompts, next_turn
 
 if TYPE_CHECKING:
+    import httpx
+
     from bench.client import Reply
     from bench.lengths import Length
     from bench.words import Messages
