@@ -214,7 +214,7 @@ async def _gateway(settings: Settings, plan: GatewayPlan) -> AsyncIterator[tuple
 
     loop = asyncio.get_running_loop()
     folder = await asyncio.to_thread(embedded.fetch, settings.cache_dir)
-    tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)
+    tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)  # type: ignore[assignment]
     token_ids = [tokenizer.encode(word, add_special_tokens=False)[0] for word in WORDS]
     slots = plan.streams * (-(-(plan.tokens + 100) // settings.block_tokens) + SPARE_BLOCKS)
 

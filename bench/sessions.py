@@ -36,6 +36,8 @@ class SessionsPlan:
     in_flight: int = 64
     prompt_tokens: int = 500
     """Of each first prompt."""
+    later_words: int = 0
+    """Before the question of each later turn; most words are one token."""
     tokens: int = 16
     """Of each answer."""
     hbm_for: int = 60
@@ -265,7 +267,8 @@ class SessionsBench:
         conversation.turns_left -= 1
         samples.turns.append(session_turn(number, conversation.history_tokens, reply, samples.block_tokens))
         conversation.history_tokens = reply.prompt_tokens + reply.output_tokens
-        conversation.messages = next_turn(conversation.messages, reply.text)
+        words = self._prompts.text(samples.plan.later_words)
+        conversation.messages = next_turn(conversation.messages, reply.text, words)
 
     def _so_far(self) -> str:
         share = self._samples.reused_share

@@ -148,7 +148,7 @@ async def _probe(server: ChatServer, http: httpx.AsyncClient, plan: SessionsPlan
     started = time.perf_counter()
     reply = await server.answer(messages, plan.tokens)
     seconds = time.perf_counter() - started
-    following = await server.answer(next_turn(messages, reply.text), plan.tokens)
+    following = await server.answer(next_turn(messages, reply.text, prompts.text(plan.later_words)), plan.tokens)
     computed = reply.prompt_tokens + reply.output_tokens
     return Probe(
         block_tokens=int(state.get("block_tokens", 1)),

@@ -48,16 +48,23 @@ class Prompts:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
+    def text(self, num_words: int) -> str:
+        """So many words."""
+        return " ".join(self._random.choices(WORDS, k=num_words))
+
     def draw(self, num_words: int) -> Messages:
         """A conversation's first messages.
 
         The words are in the system message, which comes first: behind the one that a template adds by itself they
         would leave a first block that all prompts share.
         """
-        words = " ".join(self._random.choices(WORDS, k=num_words))
-        return [{"role": "system", "content": f"{OPENING} {words}"}, {"role": "user", "content": QUESTION}]
+        return [
+            {"role": "system", "content": f"{OPENING} {self.text(num_words)}"},
+            {"role": "user", "content": QUESTION},
+        ]
 
 
-def next_turn(messages: Messages, answer: str) -> Messages:
-    """The same conversation with its answer and another question."""
-    return [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": FOLLOW_UP}]
+def next_turn(messages: Messages, answer: str, words: str = "") -> Messages:
+    """The same conversation with its answer and another question, `words` before it."""
+    question = f"{OPENING} {words}. {FOLLOW_UP}" if words else FOLLOW_UP
+    return [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": question}]

@@ -105,6 +105,7 @@ def sessions(
     in_flight: Annotated[int | None, typer.Option(min=1, help="Turns at once. [64]")] = None,
     prompt_tokens: Annotated[int | None, typer.Option(min=40, help="Of first prompts. [500]")] = None,
     tokens: Annotated[int | None, typer.Option(min=2, help="Of every answer. [16]")] = None,
+    later_words: Annotated[int | None, typer.Option(min=0, help="That later turns bring. [0]")] = None,
     think_seconds: Annotated[
         float, typer.Option(min=0, help="Mean from an answer to the next question of a session; exponential.")
     ] = 0.0,
@@ -135,7 +136,7 @@ def sessions(
         raise typer.BadParameter("a server that runs already keeps its flags and budgets", param_hint="--url")
     given = {
         **{"sessions": num, "turns": turns, "in_flight": in_flight, "prompt_tokens": prompt_tokens, "tokens": tokens},
-        **{"hbm_for": hbm_for, "dram_for": dram_for},
+        **{"later_words": later_words, "hbm_for": hbm_for, "dram_for": dram_for},
     }
     first_seed = options.seed_of(seed)
     report = options.begin("sessions", calibrate, plots)

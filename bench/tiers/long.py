@@ -74,7 +74,8 @@ async def measure(model: Model, plan: LongPlan, done: Callable[[str], None], pla
     texts, block = Texts(model, plan.seed), model.layout.block_tokens
     blocks = Shape(plan.tokens, 2, plan.answer_tokens).blocks(block)
     held = (each * blocks for each in (plan.hbm_sessions, min(plan.dram_sessions, plan.sessions), plan.nvme_sessions))
-    samples = LongSamples(plan, *held, model.layout.slot_bytes)
+    hbm_slots, dram_slots, nvme_slots = held
+    samples = LongSamples(plan, hbm_slots, dram_slots, nvme_slots, model.layout.slot_bytes)
     slots = {"dram_slots": samples.dram_slots, "nvme_slots": samples.nvme_slots}
     async with opened(model, hbm_slots=samples.hbm_slots, **slots, place=place) as rig:
         turns, started = [], time.perf_counter()
