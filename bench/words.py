@@ -58,10 +58,8 @@ class Prompts:
         The words are in the system message, which comes first: behind the one that a template adds by itself they
         would leave a first block that all prompts share.
         """
-        return [
-            {"role": "system", "content": f"{OPENING} {self.text(num_words)}"},
-            {"role": "user", "content": QUESTION},
-        ]
+        opening = f"{OPENING} {self.text(num_words)}"
+        return [{"role": "system", "content": opening}, {"role": "user", "content": QUESTION}]
 
 
 def next_turn(messages: Messages, answer: str, words: str = "") -> Messages:

@@ -126,6 +126,7 @@ def _rates(streams: dict[str, Any]) -> list[tuple[float, float]]:
 def test_prompts_share_nothing_but_their_conversation(server: CountingServer) -> None:
     bench_chat(server)
 
+    # 32 tokens are a block of ours, and sixteen are one of vLLM's: nothing may be found by accident.
     beginnings = [" ".join(body["messages"][0]["content"].split()[:12]) for body in server.bodies]
     turns = [len(body["messages"]) for body in server.bodies]
     assert turns.count(4) == 4  # two contexts, twice
@@ -148,9 +149,9 @@ def test_answers_that_end_early_are_said_to_be_doubtful(server: CountingServer) 
 def test_a_refusal_is_told_in_the_servers_words(server: CountingServer) -> None:
     done = CliRunner().invoke(cli, ["chat", "--url", server.url, "--model", "other", "--no-calibrate"])
 
-    assert isinstance(done.exception, BenchFailed)
-    assert "404" in str(done.exception)
-    assert "no such model" in str(done.exception)
+    assert done.exit_code == 1
+    assert "bench: the server answered 404" in done.stderr
+    assert "no such model" in done.stderr
 
 
 def _line(text: str | None, finish_reason: str | None = None) -> bytes:

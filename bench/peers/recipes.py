@@ -22,6 +22,9 @@ READY_SECONDS = 900.0
 CONTEXT_TOKENS = 8192
 """Of one conversation: more than any line has."""
 
+BUDGETED_TOKENS = 2048
+"""The same of the line with a budget."""
+
 LLAMA_SLOTS = 16
 GIB = 1024**3
 MIB = 1024**2
@@ -101,8 +104,10 @@ def _ours(budget: Budget | None) -> list[str]:
 
 
 def _llama(budget: Budget | None) -> list[str]:
+    """Its slots have memory of their own beside the cache that the budget is for: with a budget no more than needed."""
     cache = 8192 if budget is None else budget.memory_bytes // MIB
-    fixed = ["-c", str(LLAMA_SLOTS * CONTEXT_TOKENS), "-np", str(LLAMA_SLOTS), "-t", str(num_cores())]
+    context = CONTEXT_TOKENS if budget is None else BUDGETED_TOKENS
+    fixed = ["-c", str(LLAMA_SLOTS * context), "-np", str(LLAMA_SLOTS), "-t", str(num_cores())]
     return [*fixed, "-fa", "on", "--cache-ram", str(cache), "--no-webui", "--jinja"]
 
 

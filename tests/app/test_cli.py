@@ -43,7 +43,18 @@ def dormouse(tmp_path: Path) -> Command:
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["serve"], ["config"], ["doctor"], ["chat"], ["model"], ["model", "fetch"], ["model", "path"], ["key", "new"]],
+    [
+        [],
+        ["serve"],
+        ["config"],
+        ["doctor"],
+        ["chat"],
+        ["model"],
+        ["model", "fetch"],
+        ["model", "path"],
+        ["key", "new"],
+        ["bench"],
+    ],
 )
 def test_every_command_has_help(dormouse: Command, command: list[str]) -> None:
     got = dormouse(*command, "--help")
