@@ -13,7 +13,7 @@ import argparse
 import gzip
 import json
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ MOONCAKE_BLOCK = 512
 MOONCAKE_TICK_SECONDS = 3.0
 """Times there fall on ticks; within one they are spread."""
 
+LEAST_GAP_SECONDS = 0.01
 CONVERSATION_SECONDS = 1200.0
 AGENTIC_SESSIONS = 64
 AGENTIC_REQUESTS = 48
@@ -103,9 +104,14 @@ def _lines(source: Path) -> Any:
 
 
 def _from_the_start(rows: list[Row]) -> list[Row]:
-    """In order of time, sessions numbered as they begin."""
+    """In order of time, sessions numbered as they begin; `rows` are in the order of the source."""
     numbers: dict[int, int] = {}
-    rows = sorted(rows, key=lambda row: row.at)
+    last: dict[int, float] = {}
+    for index, row in enumerate(rows):
+        # Within a tick chance may have put a turn before the one that it goes on from.
+        last[row.session] = max(row.at, last.get(row.session, 0.0) + LEAST_GAP_SECONDS)
+        rows[index] = replace(row, at=last[row.session])
+    rows.sort(key=lambda row: row.at)
     first = rows[0].at
     return [
         Row(

@@ -1,7 +1,7 @@
 """`dormouse` and `python -m dormouse_gateway`: find the code, then hand over to `app.cli`, with `bench` beside it.
 
-In a wheel `app`, `bench`, `kvstore` and `models` lie under `_private/`; in a checkout beside this package. Either folder
-goes first on sys.path, so that an `app` of somebody else's (in the working directory, or installed) is not met.
+In a wheel `app`, `bench`, `kvstore` and `models` lie under `_private/`; in a checkout beside this package. Either
+folder goes first on sys.path, so that an `app` of somebody else's (in the working directory, or installed) is not met.
 """
 
 from __future__ import annotations

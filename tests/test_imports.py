@@ -1,4 +1,4 @@
-"""Who may import whom: bench -> app -> models -> kvstore, and the modules that decide know neither clock nor loop nor disk.
+"""Who may import whom: bench -> app -> models -> kvstore, and modules that decide know neither clock, loop nor disk.
 
 Read from the syntax trees, so that nothing need be importable: an import inside a function counts as any other.
 """
