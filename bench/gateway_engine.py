@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 from kvstore.types import StepReport, StopReason, TurnId, TurnProgress, TurnSpec
 
+HELD_SECONDS = 120.0
+"""For the last of a window's turns; were it refused, the others must still end."""
+
 WORDS = (" One", " two", " three", " four", " five", " six", " seven", " eight")
 
 
@@ -66,6 +69,7 @@ class StandInEngine:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="stand-in-engine")
         self.marks = Marks(0)
+        self._held_until = 0.0
         self.cpu_seconds = 0.0
         """Of this thread, so far."""
 
@@ -79,8 +83,10 @@ class StandInEngine:
         self._thread.join()
 
     def watch(self, streams: int) -> Marks:
-        """Note the steps in which so many turns run, from now on."""
-        self.marks = Marks(streams)
+        """Say nothing until so many turns run, then note the steps in which all of them do."""
+        with self._lock:
+            self.marks = Marks(streams)
+            self._held_until = time.perf_counter() + HELD_SECONDS
         return self.marks
 
     # --- TurnEngine ---------------------------------------------------------------------------
@@ -125,7 +131,10 @@ class StandInEngine:
 
     def _step(self) -> None:
         with self._lock:
-            said = [self._say(turn, run) for turn, run in self._running.items() if self._has_room(run)]
+            if len(self._running) >= self.marks.streams or time.perf_counter() > self._held_until:
+                self._held_until = 0.0
+            running = {} if self._held_until else self._running
+            said = [self._say(turn, run) for turn, run in running.items() if self._has_room(run)]
             for piece in said:
                 if piece.stopped is not None:
                     del self._running[piece.turn]

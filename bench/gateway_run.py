@@ -175,7 +175,7 @@ class GatewayBench:
         plan, samples = self._plan, self.samples
         self._gateway.manager.flush()
         gc.collect()
-        marks = self._engine.watch(plan.streams)
+        marks = self._engine.watch(plan.streams)  # so that they begin together, however long requests take
         cpu_before = time.thread_time()
         self._lag.start()
         num_events = await self._read(plan.streams, plan.tokens)
@@ -184,12 +184,13 @@ class GatewayBench:
         if len(marks.steps) < 2:
             raise BenchFailed("no two steps had all streams in them: raise --tokens, or lower --events-per-second")
         first, last = marks.steps[0], marks.steps[-1]
-        of_event = _cpu_per_event(first, last, (len(marks.steps) - 1) * plan.streams)
-        all_events = plan.streams * plan.tokens
-        samples.event_seconds.append(of_event)
-        samples.request_seconds.append(max(0.0, cpu - of_event * all_events) / plan.streams)
+        of_token = _cpu_per_token(first, last, (len(marks.steps) - 1) * plan.streams)
+        all_tokens = plan.streams * plan.tokens
+        samples.request_seconds.append(max(0.0, cpu - of_token * all_tokens) / plan.streams)
+        # Where some were merged, the others must not look cheaper for it.
+        samples.event_seconds.append(of_token * all_tokens / num_events)
         samples.events_per_second.append((len(marks.steps) - 1) * plan.streams / (last.at - first.at))
-        samples.merged_share.append(1 - num_events / all_events)
+        samples.merged_share.append(1 - num_events / all_tokens)
         samples.lag_seconds.append([late for at, late in lags if first.at <= at <= last.at])
 
     async def _read(self, streams: int, tokens: int) -> int:
@@ -203,8 +204,8 @@ class GatewayBench:
         return (await self._reading.window([body] * streams)).events
 
 
-def _cpu_per_event(first: Mark, last: Mark, events: int) -> float:
-    return (last.cpu_seconds - first.cpu_seconds) / events
+def _cpu_per_token(first: Mark, last: Mark, tokens: int) -> float:
+    return (last.cpu_seconds - first.cpu_seconds) / tokens
 
 
 @asynccontextmanager

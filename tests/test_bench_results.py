@@ -50,7 +50,8 @@ def test_figures_of_two_runs_are_met_by_what_they_are_of_and_not_by_their_order(
     assert not [name for name in by_name if "context 140" in name or "5500" in name]
     line = by_name["contexts context 2000 decode_seconds_per_token"]
     assert line.ratio == pytest.approx(1.5)
-    assert (line.low, line.high) == (pytest.approx(0.027 / 0.024), pytest.approx(0.036 / 0.018))
+    assert line.low == pytest.approx(0.027 / 0.024)
+    assert line.high == pytest.approx(0.036 / 0.018)
     assert by_name["streams streams 4 output_tokens_per_second"].ratio == 1.0
 
 

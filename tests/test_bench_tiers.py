@@ -80,7 +80,7 @@ def test_random_turns_of_many_sessions_find_their_histories(model: rig.Model) ->
 
 
 def test_prefixes_come_back_from_dram_and_from_nvme_in_every_round(model: rig.Model, tmp_path: Path) -> None:
-    samples = choice.run(model, RestorePlan(lengths=(64, 130), rounds=2), [].append, tmp_path)
+    samples = choice.run(model, RestorePlan(lengths=(64, 130), rounds=2), print, tmp_path)
 
     assert isinstance(samples, RestoreSamples)
     assert [(point.tokens, point.bytes // model.layout.slot_bytes) for point in samples.points] == [(64, 2), (130, 4)]
@@ -95,7 +95,7 @@ def test_prefixes_come_back_from_dram_and_from_nvme_in_every_round(model: rig.Mo
 def test_long_sessions_resume_whole_from_three_tiers(model: rig.Model, tmp_path: Path) -> None:
     plan = LongPlan(sessions=5, tokens=100, hbm_sessions=1, dram_sessions=2, answer_tokens=4, seed=1)
 
-    samples = choice.run(model, plan, [].append, tmp_path)
+    samples = choice.run(model, plan, print, tmp_path)
 
     assert isinstance(samples, LongSamples)
     assert samples.num_whole == 5
