@@ -62,7 +62,7 @@ class Recipe:
             BenchFailed: it did not get ready.
         """
         port = free_port()
-        command, ready_path, variables = self._command(port, kept, budget)
+        command, ready_path, variables = self.command(port, kept, budget)
         with running(
             self.name,
             command,
@@ -74,7 +74,12 @@ class Recipe:
         ) as server:
             yield server
 
-    def _command(self, port: int, kept: Path, budget: Budget | None) -> tuple[list[str], str, dict[str, str]]:
+    def command(self, port: int, kept: Path, budget: Budget | None) -> tuple[list[str], str, dict[str, str]]:
+        """Its words, where it says that it is ready, and its variables.
+
+        Raises:
+            BenchFailed: there is no such peer.
+        """
         where = ["--host", "127.0.0.1", "--port", str(port)]
         match self.kind:
             case "dormouse":
