@@ -17,11 +17,9 @@ from rich.table import Table
 from bench.errors import BenchFailed
 from bench.stats import Summary
 
-NAMING = ("title", "line", "measurement", "attention", "context", "streams", "tokens", "url")
-"""Fields by which one entry of a list is told from another; the first that is there."""
-
-ROUND = ("url",)
-"""Of these, what may differ between two runs of the same thing."""
+NAMING = ("title", "line", "measurement", "attention", "context", "streams", "tokens")
+"""Fields by which one entry of a list is told from another; the first that is there. What may differ between two runs
+of the same thing, such as a URL or a model's name, is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,7 @@ def _is_figure(node: dict[str, Any]) -> bool:
 def _name(node: dict[str, Any], index: int) -> str:
     """What tells this entry from others: the first of NAMING, or its number where it is not the first."""
     for field in NAMING:
-        if field not in ROUND and isinstance(node.get(field), (str, int)):
+        if isinstance(node.get(field), (str, int)):
             return f"{field} {node[field]}"
     return f"#{index}" if index else ""
 
