@@ -34,6 +34,7 @@ class CountingServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.bodies: list[dict[str, Any]] = []
         self.knows_ignore_eos = True
+        self.refuses_ignore_eos = False
 
     @property
     def url(self) -> str:
@@ -53,6 +54,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.server.refuses_ignore_eos and "ignore_eos" in body:
+            self._head(422, "application/json")
+            self.wfile.write(b'{"detail": "Unexpected fields in the request: {\'ignore_eos\'}"}')
+            return
         if body["model"] != "counting":
             self._head(404, "application/json")
             self.wfile.write(b'{"error": {"message": "no such model"}}')
@@ -144,6 +149,13 @@ def test_answers_that_end_early_are_said_to_be_doubtful(server: CountingServer) 
     server.knows_ignore_eos = False
 
     assert any("not 5" in doubt for doubt in bench_chat(server)["doubts"])
+
+
+def test_a_server_that_refuses_ignore_eos_is_asked_in_transformers_words(server: CountingServer) -> None:
+    server.refuses_ignore_eos = True
+
+    assert bench_chat(server)["doubts"] == []
+    assert all("min_new_tokens" in body["generation_config"] for body in server.bodies)
 
 
 def test_a_refusal_is_told_in_the_servers_words(server: CountingServer) -> None:
