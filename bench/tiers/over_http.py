@@ -1,13 +1,15 @@
 """Restore and recompute time of a running Dormouse, against prefix length, over HTTP.
 
-A session's first turn is computed; then it is put to sleep in a tier and its next turn must wait for it. The server
-tells how long the wake took and how much came from where; the time to the first token is the client's own. A server
-that would rather compute it again says so, and that round has no restore.
+A session's first turn is computed; then it is put to sleep in a tier and woken by a hint that waits for its end: that
+is the restore, with a round trip of HTTP in it. Then it sleeps once more, and its next turn finds it there unannounced:
+the time to that turn's first token is the client's own. A server that would rather compute it again says so, and that
+round has no restore.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,9 +65,13 @@ class HttpBench:
         point.recompute_seconds.append(reply.ttft_seconds)
         blocks = 0
         for tier in TIERS:
-            if await self._sleep(session, tier):
-                messages, reply = await self._next(messages, reply, session)
-                blocks = max(blocks, _note(point, tier, reply, block_tokens))
+            if not await self._sleep(session, tier):
+                continue
+            blocks = max(blocks, await self._wake(session, tier, point) // block_tokens)
+            await self._sleep(session, tier)
+            messages, reply = await self._next(messages, reply, session)
+            if reply.session["woke_from"] == tier:
+                point.ttft_seconds[tier].append(reply.ttft_seconds)
         await self._http.delete(self._url(session))
         return blocks
 
@@ -86,19 +92,21 @@ class HttpBench:
             self._samples.notes.append(note)
         return False
 
+    async def _wake(self, session: str, tier: str, point: Point) -> int:
+        """Tokens that are in HBM again."""
+        started = time.perf_counter()
+        response = await self._http.post(f"{self._url(session)}/wake", json={"to": "hbm", "wait": True})
+        seconds = time.perf_counter() - started
+        told = response.json()
+        if not response.is_success or told["status"] != "awake":
+            reason = str(told.get("reason") or told.get("status") or response.status_code)
+            point.declined[reason] = point.declined.get(reason, 0) + 1
+            return 0
+        point.restore_seconds[tier].append(seconds)
+        return int(told["tokens"])
+
     def _url(self, session: str) -> str:
         return f"{self._http.base_url}sessions/{quote(session, safe='')}"
-
-
-def _note(point: Point, tier: str, reply: Reply, block_tokens: int) -> int:
-    reused = int(reply.session["reused_tokens"][tier])
-    if reply.session["woke_from"] != tier:
-        reason = str(reply.session["miss_reason"] or f"woke from {reply.session['woke_from']}")
-        point.declined[reason] = point.declined.get(reason, 0) + 1
-        return 0
-    point.restore_seconds[tier].append(reply.session["wake_ms"] / 1e3)
-    point.ttft_seconds[tier].append(reply.ttft_seconds)
-    return reused // block_tokens
 
 
 def run(

@@ -53,7 +53,7 @@ class Point:
     ttft_seconds: dict[str, list[float]] = field(default_factory=lambda: {tier: [] for tier in TIERS})
     """Of a next turn that had to wait for it; over HTTP only."""
     declined: dict[str, int] = field(default_factory=dict)
-    """Turns that did not wake what slept, by the reason the server gave; over HTTP only."""
+    """Wakes that did not bring what slept, by the reason the server gave; over HTTP only."""
 
 
 @dataclass(slots=True)
