@@ -2,26 +2,28 @@
 
 cold turn   a prompt that nobody sent before: time to its first token, then time between tokens
 next turn   the same conversation with its answer and a short question: time to its first token
-streams     distinct prompts sent together: output tokens a second, first request to last token
+streams     distinct prompts sent together: output tokens a second, first request to last token, and what one of their
+            readers waits for
 """
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bench.errors import BenchFailed
-from bench.words import Length, Prompts, length_from, next_turn
+from bench import lengths
+from bench.words import Prompts, next_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bench.client import ChatServer, Reply
 
-PROBES = (16, 116)
-"""Words of the two prompts that tell how long prompts are; they also warm the server up."""
+OPENING_TOKENS = 16
+"""A template's own beginning, which every prompt shares: a server that reuses single tokens finds it."""
 
 NEXT_TURN_TOKENS = 8
 """Enough that one of them has visible text."""
@@ -88,6 +90,10 @@ class StreamSamples:
     output_tokens: list[int] = field(default_factory=list)
     cached_tokens: list[int] = field(default_factory=list)
     output_tokens_per_second: list[float] = field(default_factory=list)
+    ttft_seconds: list[float] = field(default_factory=list)
+    """Median over the streams."""
+    decode_seconds_per_token: list[float] = field(default_factory=list)
+    """Median over the streams: what one reader sees between tokens."""
 
     def add(self, replies: list[Reply]) -> None:
         """Answers that were asked for together."""
@@ -97,6 +103,8 @@ class StreamSamples:
         self.output_tokens.append(tokens)
         self.cached_tokens.append(sum(reply.cached_tokens or 0 for reply in replies))
         self.output_tokens_per_second.append(tokens / seconds)
+        self.ttft_seconds.append(statistics.median(reply.ttft_seconds for reply in replies))
+        self.decode_seconds_per_token.append(statistics.median(reply.seconds_per_token for reply in replies))
 
 
 @dataclass(slots=True)
@@ -116,7 +124,7 @@ class ChatSamples:
         ]
 
     def _of(self, samples: ContextSamples) -> Iterator[str]:
-        if any(samples.cold_cached_tokens):
+        if any(cached is not None and cached > OPENING_TOKENS for cached in samples.cold_cached_tokens):
             yield f"the cold prompts were not cold: {samples.cold_cached_tokens} tokens were reused"
         if set(samples.output_tokens) != {self.plan.tokens}:
             yield f"answers had {samples.output_tokens} tokens, not {self.plan.tokens}: is ignore_eos unknown there?"
@@ -124,7 +132,7 @@ class ChatSamples:
             yield "the next turn reused nothing"
 
     def _of_streams(self, samples: StreamSamples) -> Iterator[str]:
-        if any(samples.cached_tokens):
+        if any(cached > OPENING_TOKENS * samples.streams for cached in samples.cached_tokens):
             yield f"the prompts were not cold: {samples.cached_tokens} tokens were reused"
         if set(samples.output_tokens) != {self.plan.tokens * samples.streams}:
             yield f"answers had {samples.output_tokens} tokens together, not {self.plan.tokens * samples.streams}"
@@ -139,7 +147,7 @@ class ChatBench:
         self._done = done
         """Told what was just measured."""
         self._prompts = Prompts(plan.seed)
-        self._length = Length(0, 1)
+        self._length = lengths.Length(0, 1)
 
     async def run(self) -> ChatSamples:
         """Measure everything `repeats` times.
@@ -150,7 +158,7 @@ class ChatBench:
         Raises:
             BenchFailed: an answer did.
         """
-        self._length = await self._probe()
+        self._length = await lengths.probe(self._server, self._prompts)
         contexts = [ContextSamples(context) for context in self._plan.contexts]
         streams = [StreamSamples(number) for number in self._plan.streams]
         for _ in range(self._plan.repeats):
@@ -161,14 +169,6 @@ class ChatBench:
                 each.add(await self._together(each.streams))
                 self._done(f"{each.streams} streams")
         return ChatSamples(self._server.model, self._plan, contexts, streams)
-
-    async def _probe(self) -> Length:
-        """How many tokens this server makes of our words."""
-        replies = [await self._server.answer(self._prompts.draw(words), NEXT_TURN_TOKENS) for words in PROBES]
-        first, second = (reply.prompt_tokens for reply in replies)
-        if not 0 < first < second:
-            raise BenchFailed("the server tells no usage.prompt_tokens for streams, so prompts cannot be sized")
-        return length_from(PROBES, (first, second))
 
     async def _conversation(self, context: int) -> tuple[Reply, Reply]:
         messages = self._prompts.draw(self._length.words_for(context))

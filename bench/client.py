@@ -60,34 +60,51 @@ class Reply:
         return (self.last_token_at - self.text_at[0]) / max(1, self.output_tokens - 1)
 
 
+class Refused(BenchFailed):
+    """The server answered with another status than success."""
+
+
 class ChatServer:
     """An OpenAI-compatible server and the model to ask it for."""
 
     def __init__(self, http: httpx.AsyncClient, model: str) -> None:
         self._http = http
         self.model = model
+        self._length = _ignore_eos
+        """How this server is asked for an exact number of tokens."""
 
     async def answer(self, messages: Messages, max_tokens: int, session_id: str | None = None) -> Reply:
         """Stream one greedy answer of exactly `max_tokens` tokens, in a session where one is named.
 
+        The name goes in a header, which servers that know nothing of sessions ignore.
+
         Raises:
             BenchFailed: the server refused, failed or answered with nothing that can be timed.
         """
+        try:
+            return await self._answer(messages, max_tokens, session_id)
+        except Refused as exc:
+            if self._length is not _ignore_eos or "ignore_eos" not in str(exc):
+                raise
+        # transformers refuses fields that it does not know, and has another word for this.
+        self._length = _least_new_tokens
+        return await self._answer(messages, max_tokens, session_id)
+
+    async def _answer(self, messages: Messages, max_tokens: int, session_id: str | None) -> Reply:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": messages,
             "max_tokens": max_tokens,
             "temperature": 0,
-            "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self._length(max_tokens),
         }
-        if session_id is not None:
-            body["session_id"] = session_id
+        headers = {} if session_id is None else {"x-session-id": session_id}
         arrivals: list[Arrival] = []
         started_at = time.perf_counter()
         try:
-            async with self._http.stream("POST", "chat/completions", json=body) as response:
+            async with self._http.stream("POST", "chat/completions", json=body, headers=headers) as response:
                 await _raise_refusal(response)
                 async for data in response.aiter_raw():
                     arrivals.append((time.perf_counter(), data))
@@ -114,6 +131,17 @@ def connect(url: str, api_key: str | None = None) -> httpx.AsyncClient:
     )
 
 
+async def server_state(http: httpx.AsyncClient) -> dict[str, Any]:
+    """What a Dormouse tells of itself; empty from other servers, and where its admin page wants a key."""
+    url = str(http.base_url).removesuffix("/").removesuffix("/v1") + "/admin/api/state"
+    try:
+        response = await http.get(url)
+        told = response.json() if response.is_success else {}
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return dict(told) if isinstance(told, dict) and "block_tokens" in told else {}
+
+
 async def first_model(http: httpx.AsyncClient) -> str:
     """The first model that the server lists.
 
@@ -134,7 +162,17 @@ async def _raise_refusal(response: httpx.Response) -> None:
     if response.is_success:
         return
     await response.aread()
-    raise BenchFailed(f"the server answered {response.status_code}: {response.text[:500]}")
+    raise Refused(f"the server answered {response.status_code}: {response.text[:500]}")
+
+
+def _ignore_eos(max_tokens: int) -> dict[str, Any]:
+    """The word of vLLM, llama-server and Dormouse."""
+    return {"ignore_eos": True}
+
+
+def _least_new_tokens(max_tokens: int) -> dict[str, Any]:
+    """The word of `transformers serve`."""
+    return {"generation_config": json.dumps({"min_new_tokens": max_tokens, "max_new_tokens": max_tokens})}
 
 
 def read(started_at: float, arrivals: Sequence[Arrival]) -> Reply:

@@ -75,16 +75,17 @@ def calibrate() -> Machine:
         memory_bytes=psutil.virtual_memory().total,
         python=platform.python_version(),
         torch=str(torch.__version__),
-        copy_bytes_per_second=_copy_rate(),
+        copy_bytes_per_second=summary(copy_rates()),
         threaded_copy_bytes_per_second=_threaded_copy_rate(),
         bf16_matmul_flop_per_second=_matmul_rate(),
     )
 
 
-def _copy_rate() -> Summary:
+def copy_rates() -> list[float]:
+    """Bytes per second that one thread copies in memory, an entry per round."""
     source = np.ones(COPY_BYTES, np.uint8)
     target = np.zeros_like(source)
-    return _rate(lambda: np.copyto(target, source), COPY_BYTES)
+    return _rates(lambda: np.copyto(target, source), COPY_BYTES)
 
 
 def _threaded_copy_rate() -> Summary:
@@ -103,6 +104,10 @@ def _matmul_rate() -> Summary:
 
 
 def _rate(work: Callable[[], object], amount: float) -> Summary:
+    return summary(_rates(work, amount))
+
+
+def _rates(work: Callable[[], object], amount: float) -> list[float]:
     """`amount` a second; the first round, which touches fresh pages, is not counted."""
     work()
     rates = []
@@ -110,7 +115,7 @@ def _rate(work: Callable[[], object], amount: float) -> Summary:
         started = time.perf_counter()
         work()
         rates.append(amount / (time.perf_counter() - started))
-    return summary(rates)
+    return rates
 
 
 def _cpu() -> tuple[str, frozenset[str]]:

@@ -120,11 +120,16 @@ def chat_tables(title: str, samples: ChatSamples) -> Group:
             _reused(each.next_cached_tokens, each.next_prompt_tokens),
         )
     streams = Table()
-    for column in ("streams", "output tok/s", "seconds"):
+    for column in ("streams", "output tok/s", "decode ms/token", "TTFT ms", "seconds"):
         streams.add_column(column, justify="right")
     for one in samples.streams:
-        rate, seconds = summary(one.output_tokens_per_second), summary(one.seconds)
-        streams.add_row(str(one.streams), spread(rate), spread(seconds, 2))
+        streams.add_row(
+            str(one.streams),
+            spread(summary(one.output_tokens_per_second)),
+            spread(summary(one.decode_seconds_per_token).scaled(1e3)),
+            spread(summary(one.ttft_seconds).scaled(1e3), 0),
+            spread(summary(one.seconds), 2),
+        )
     parts: list[RenderableType] = []
     if contexts.row_count:
         parts += [Text(f"{title}: one conversation, answers of {samples.plan.tokens} tokens"), contexts]
@@ -162,7 +167,11 @@ def chat_part(samples: ChatSamples, extras: dict[str, Any]) -> dict[str, Any]:
         "streams": [
             {
                 **asdict(each),
-                "summary": {"output_tokens_per_second": asdict(summary(each.output_tokens_per_second))},
+                "summary": {
+                    "output_tokens_per_second": asdict(summary(each.output_tokens_per_second)),
+                    "decode_seconds_per_token": asdict(summary(each.decode_seconds_per_token)),
+                    "ttft_seconds": asdict(summary(each.ttft_seconds)),
+                },
             }
             for each in samples.streams
         ],

@@ -1,14 +1,16 @@
-"""`dormouse serve` as a process of its own, on a free loopback port, for as long as a block lasts."""
+"""A server as a process of its own, on a free loopback port, for as long as a block lasts: ours, or another."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -42,40 +44,74 @@ def serving(flags: Sequence[str], place: Path | None = None) -> Iterator[Server]
     Raises:
         BenchFailed: it ended before it was ready; with the last lines that it said.
     """
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "dormouse_gateway", "serve", "--host", "127.0.0.1", "--port", str(port), *flags]
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryDirectory(dir=place) as folder:
+    with tempfile.TemporaryDirectory(prefix="bench-serve-", dir=place) as folder:
         if not any(flag.startswith("--nvme-dir") for flag in flags):
             command += ["--nvme-dir", folder]
+        with running("dormouse serve", command, f"http://127.0.0.1:{port}", "/readyz", cwd=ROOT) as server:
+            yield server
+
+
+@contextmanager
+def running(
+    name: str,
+    command: Sequence[str],
+    url: str,
+    ready_path: str,
+    *,
+    cwd: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    ready_seconds: float = READY_SECONDS,
+) -> Iterator[Server]:
+    """Start `command`, wait until `ready_path` answers well, and stop it and all that it started at the end.
+
+    Raises:
+        BenchFailed: it cannot be started, ended, or was not ready in time; with the last lines that it said.
+    """
+    with tempfile.TemporaryFile() as said:
         started = time.perf_counter()
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
         try:
-            url = f"http://127.0.0.1:{port}"
-            _wait_until_ready(process, url, said)
+            process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env={**os.environ, **(variables or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,  # so that its children can be stopped with it, and Ctrl-C is for us
+            )
+        except OSError as exc:
+            raise BenchFailed(f"{name} cannot be started: {exc}") from exc
+        try:
+            _wait_until_ready(process, name, url + ready_path, said, ready_seconds)
             yield Server(url, time.perf_counter() - started)
         finally:
             _stop(process)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One that nobody listens on, on loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str, said: IO[bytes]) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    with httpx.Client(base_url=url, trust_env=False) as http:
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], name: str, url: str, said: IO[bytes], ready_seconds: float
+) -> None:
+    deadline = time.monotonic() + ready_seconds
+    with httpx.Client(trust_env=False) as http:
         while time.monotonic() < deadline:
             if process.poll() is not None:
-                raise BenchFailed(f"dormouse serve ended with {process.returncode}:\n{_last_lines(said)}")
+                raise BenchFailed(f"{name} ended with {process.returncode}:\n{_last_lines(said)}")
             try:
-                if http.get("/readyz").is_success:
+                if http.get(url).is_success:
                     return
             except httpx.TransportError:
                 pass  # not listening yet
             time.sleep(POLL_SECONDS)
-    raise BenchFailed(f"dormouse serve was not ready within {READY_SECONDS:.0f} s:\n{_last_lines(said)}")
+    raise BenchFailed(f"{name} was not ready within {ready_seconds:.0f} s:\n{_last_lines(said)}")
 
 
 def _last_lines(said: IO[bytes]) -> str:
@@ -84,10 +120,11 @@ def _last_lines(said: IO[bytes]) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, then make it; what it left running in its session goes with it."""
     if process.poll() is None:
         process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

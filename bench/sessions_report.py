@@ -31,7 +31,7 @@ def table(samples: SessionsSamples) -> Group:
         rows.add_row(
             name,
             # Medians only: with their ranges the rows would not fit a terminal. JSON has every turn.
-            *(f"{summary(_seconds(turns, part)).median * 1e3:,.0f}" for part in PARTS),
+            *(_median_ms(turns, part) for part in PARTS),
             f"{p95(_seconds(turns, 'ttft')) * 1e3:,.0f}",
             f"{len(turns):,}",
         )
@@ -57,8 +57,9 @@ def part(samples: SessionsSamples) -> dict[str, Any]:
             "misses": _misses(samples),
             "by_tier": {
                 name: {
-                    f"{each}_seconds": {**asdict(summary(_seconds(turns, each))), "p95": p95(_seconds(turns, each))}
+                    f"{each}_seconds": {**asdict(summary(seconds)), "p95": p95(seconds)}
                     for each in PARTS
+                    if (seconds := _seconds(turns, each))
                 }
                 for name, turns in _groups(samples).items()
             },
@@ -74,7 +75,8 @@ def _lines(samples: SessionsSamples) -> list[str]:
         lines.append(f"stopped after {plan.max_seconds:,.0f} s: {samples.not_begun:,} turns were not begun")
     if share is not None:
         lines.append(
-            f"later turns reused {samples.reused_blocks:,} of {samples.storable_blocks:,} storable blocks: {share:.2%}"
+            f"later turns reused {samples.reused_blocks:,} of {samples.storable_blocks:,} storable "
+            f"{'blocks' if samples.block_tokens > 1 else 'tokens'}: {share:.2%}"
             f", {'reaches' if share >= GOAL_SHARE else 'below'} {GOAL_SHARE:.1%}"
         )
     if misses := _misses(samples):
@@ -97,10 +99,19 @@ def _groups(samples: SessionsSamples) -> dict[str, list[SessionTurn]]:
     for tier in ("nvme", "dram"):
         groups[f"woke from {tier}"] = [turn for turn in later if turn.woke_from == tier]
     awake = [turn for turn in later if turn.woke_from not in ("nvme", "dram")]
-    groups["all in hbm"] = [turn for turn in awake if turn.reused_blocks]
-    groups["computed again"] = [turn for turn in awake if not turn.reused_blocks]
+    reused = "all in hbm" if samples.block_tokens > 1 else "some cached"
+    groups[reused] = [turn for turn in awake if turn.reused_blocks]
+    groups["computed again" if samples.reused_share is not None else "later"] = [
+        turn for turn in awake if not turn.reused_blocks
+    ]
     return {name: turns for name, turns in groups.items() if turns}
 
 
 def _seconds(turns: Sequence[SessionTurn], part: str) -> list[float]:
-    return [getattr(turn, f"{part}_seconds") for turn in turns]
+    """Of those that were told."""
+    return [seconds for turn in turns if (seconds := getattr(turn, f"{part}_seconds")) is not None]
+
+
+def _median_ms(turns: Sequence[SessionTurn], part: str) -> str:
+    seconds = _seconds(turns, part)
+    return f"{summary(seconds).median * 1e3:,.0f}" if seconds else "not told"

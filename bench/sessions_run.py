@@ -10,15 +10,15 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from bench.client import ChatServer, connect, first_model
-from bench.errors import BenchFailed
+from bench import lengths
+from bench.client import ChatServer, connect, first_model, server_state
 from bench.machine import load_average
 from bench.progress import progress
 from bench.server import serving
 from bench.sessions import SessionsBench, SessionsPlan, SessionsSamples
-from bench.words import Length, Prompts, length_from, next_turn
+from bench.words import Prompts, next_turn
 from kvstore.tiers.nvme import stride_bytes
 
 if TYPE_CHECKING:
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
     import httpx
 
-Result = TypeVar("Result")
+    from bench.lengths import Length
 
-PROBES = (16, 116)
-"""Words of the prompts that tell how long prompts are."""
+Result = TypeVar("Result")
 
 PROBE_FLAGS = ("--hbm-bytes", "512MiB", "--dram-bytes", "0", "--nvme-bytes", "0")
 SPARE_SHARE = 0.1
@@ -42,6 +41,7 @@ class Probe:
 
     block_tokens: int
     block_bytes: int
+    """Block of one token and no bytes: the server tells nothing of them, so it is no Dormouse."""
     length: Length
     added_tokens: int
     """By a next turn's question and its template."""
@@ -140,35 +140,23 @@ def _on(
 
 
 async def _probe(server: ChatServer, http: httpx.AsyncClient, plan: SessionsPlan) -> Probe:
-    state = await _state(http)
+    state = await server_state(http)
     # Prompts of another seed than the run's: they must not be there already.
     prompts = Prompts(plan.seed + 1)
-    replies = [await server.answer(prompts.draw(words), plan.tokens) for words in PROBES]
-    first, second = (reply.prompt_tokens for reply in replies)
-    if not 0 < first < second:
-        raise BenchFailed("the server tells no usage.prompt_tokens for streams, so prompts cannot be sized")
-    length = length_from(PROBES, (first, second))
+    length = await lengths.probe(server, prompts)
     messages = prompts.draw(length.words_for(plan.prompt_tokens))
     started = time.perf_counter()
     reply = await server.answer(messages, plan.tokens)
     seconds = time.perf_counter() - started
-    following = await server.answer(next_turn(messages, reply.text), plan.tokens)
+    following = await server.answer(next_turn(messages, reply.text, prompts.text(plan.later_words)), plan.tokens)
     computed = reply.prompt_tokens + reply.output_tokens
     return Probe(
-        block_tokens=int(state["block_tokens"]),
-        block_bytes=int(state["block_bytes"]),
+        block_tokens=int(state.get("block_tokens", 1)),
+        block_bytes=int(state.get("block_bytes", 0)),
         length=length,
         added_tokens=following.prompt_tokens - computed,
         tokens_per_second=computed / seconds,
     )
-
-
-async def _state(http: httpx.AsyncClient) -> dict[str, Any]:
-    url = str(http.base_url).removesuffix("/").removesuffix("/v1") + "/admin/api/state"
-    response = await http.get(url)
-    if not response.is_success:
-        raise BenchFailed(f"{url} answered {response.status_code}: this measures Dormouse only")
-    return dict(response.json())
 
 
 def _minutes(seconds: float) -> str:

@@ -12,35 +12,25 @@ each request happened to arrive. The clients' own cycles are in the figure where
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import json
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import uvicorn
-
-from app import prompts, serving, startup
-from app.main import create_app
+from app import prompts, startup
 from app.schema import ChatRequest
 from bench.errors import BenchFailed
-from bench.server import ROOT
+from bench.in_process import served, server_loop
+from bench.lengths import length_by
 from bench.stats import Ratio, p95_ratio
-from bench.words import Messages, Prompts, length_from
+from bench.step_client import Clients, clients
+from bench.words import Messages, Prompts
 
 if TYPE_CHECKING:
-    import socket
-
     from app.gateway import Gateway
     from app.settings import Settings
     from kvstore.types import StepReport, TurnSpec
-
-PROBES = (16, 116)
-"""Words of the prompts that tell how long prompts are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,34 +123,6 @@ class StepLog:
         self._reports = []
 
 
-class Clients:
-    """The process that streams over HTTP."""
-
-    def __init__(self, process: asyncio.subprocess.Process, host: str, port: int) -> None:
-        self._process = process
-        self._host = host
-        self._port = port
-
-    async def window(self, bodies: Sequence[str]) -> int:
-        """Post all `bodies` at once; bytes of the answers, once all have ended.
-
-        Raises:
-            BenchFailed: an answer was refused or cut off.
-        """
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        stdin.write(json.dumps({"host": self._host, "port": self._port, "bodies": bodies}).encode() + b"\n")
-        await stdin.drain()
-        reply = await stdout.readline()
-        if not reply:
-            raise BenchFailed("the process with the clients ended")
-        told = json.loads(reply)
-        if told["error"]:
-            raise BenchFailed(f"a streamed answer was not whole: {told['error']}")
-        return int(told["bytes"])
-
-
 class StepBench:
     """Runs one plan on a running gateway."""
 
@@ -180,7 +142,7 @@ class StepBench:
         """
         plan = self._plan
         samples = StepSamples(plan, self._gateway.names.first)
-        length = length_from(PROBES, (self._count(PROBES[0]), self._count(PROBES[1])))
+        length = length_by(self._count)
         words = length.words_for(plan.prompt_tokens)
         for index in range(-1, plan.pairs):
             # The first pair warms up, at full length: with short answers the first stream ends before the last begins.
@@ -200,8 +162,8 @@ class StepBench:
 
     async def _over_http(self, requests: list[ChatRequest]) -> tuple[Window, int]:
         self._prepare()
-        num_bytes = await self._clients.window([each.model_dump_json(exclude_none=True) for each in requests])
-        return self._log.take(self._plan.streams), num_bytes
+        came = await self._clients.window([each.model_dump(mode="json", exclude_none=True) for each in requests])
+        return self._log.take(self._plan.streams), came.bytes
 
     async def _without(self, requests: list[ChatRequest]) -> Window:
         specs = [self._spec(request) for request in requests]
@@ -253,62 +215,15 @@ async def measure(settings: Settings, plan: StepPlan, done: Callable[[str], None
         BenchFailed: no figure came of it.
         SettingInvalid, ModelError: the server could not start.
     """
-    async with _served(settings) as (gateway, sock), _clients(*sock.getsockname()[:2]) as clients:
-        return await StepBench(gateway, clients, plan).run(done)
+    async with (
+        startup.opened(settings) as gateway,
+        served(settings, gateway) as (host, port),
+        clients(host, port) as reading,
+    ):
+        return await StepBench(gateway, reading, plan).run(done)
 
 
 def run(settings: Settings, plan: StepPlan, done: Callable[[str], None]) -> StepSamples:
     """`measure` on the event loop that `dormouse serve` runs on."""
-    with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
+    with server_loop() as runner:
         return runner.run(measure(settings, plan, done))
-
-
-@asynccontextmanager
-async def _served(settings: Settings) -> AsyncIterator[tuple[Gateway, socket.socket]]:
-    """The gateway, and uvicorn in front of it on the running loop, with the options that `app.serving` gives it."""
-    async with startup.opened(settings) as gateway:
-        app = create_app(settings, lambda _: contextlib.nullcontext(gateway))
-        started = asyncio.Event()
-        server = _Server(uvicorn.Config(app, lifespan="on", log_config=None, access_log=False, ws="none"), started)
-        with serving.bind("127.0.0.1", 0) as sock:
-            task = asyncio.create_task(server.serve([sock]))
-            try:
-                await started.wait()
-                yield gateway, sock
-            finally:
-                server.should_exit = True
-                await task
-
-
-class _Server(uvicorn.Server):
-    """Says when it answers, and leaves signals to the benchmark."""
-
-    def __init__(self, config: uvicorn.Config, answers: asyncio.Event) -> None:
-        super().__init__(config)
-        self._answers = answers
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._answers.set()
-
-
-@asynccontextmanager
-async def _clients(host: str, port: int) -> AsyncIterator[Clients]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "bench.step_client"),
-        cwd=ROOT,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for us; we end it
-    )
-    try:
-        yield Clients(process, host, port)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()

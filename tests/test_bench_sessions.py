@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+from rich.console import Console
 
 from bench.client import ChatServer, Reply
 from bench.errors import BenchFailed
+from bench.lengths import Length
 from bench.sessions import SessionsBench, SessionsPlan, SessionsSamples, plan, session_turn
 from bench.sessions_report import part, table
 from bench.sessions_run import Probe
-from bench.words import Length
 from kvstore.tiers.nvme import stride_bytes
 
 if TYPE_CHECKING:
@@ -87,9 +88,30 @@ def test_time_to_the_first_token_is_the_sum_of_its_parts() -> None:
     assert turn.ttft_seconds == 1.0
 
 
-def test_a_server_that_tells_nothing_of_sessions_is_refused() -> None:
-    with pytest.raises(BenchFailed, match="Dormouse only"):
-        session_turn(1, 0, Reply(1.0, 2.0, [1.5]), BLOCK)
+def test_of_a_server_that_tells_less_only_what_it_told_is_known() -> None:
+    silent = session_turn(2, 545, Reply(1.0, 2.0, [1.5], prompt_tokens=590), block_tokens=1)
+    assert (silent.queue_seconds, silent.prefill_seconds, silent.reused_tokens) == (None, None, {})
+    assert (silent.storable_blocks, silent.other_seconds) == (0, 0.5), "what it reused is not held against it"
+    cached = Reply(1.0, 2.0, [1.5], prompt_tokens=590, cached_tokens=512, timings={"prompt_ms": 300.0})
+    turn = session_turn(2, 545, cached, block_tokens=1)
+    assert (turn.reused_blocks, turn.storable_blocks, turn.prefill_seconds) == (512, 544, 0.3)
+
+
+def test_a_table_of_a_server_that_tells_less_has_no_rows_for_tiers() -> None:
+    samples = SessionsSamples("as served", "other", SessionsPlan(sessions=1, turns=2), block_tokens=1)
+    samples.turns = [session_turn(number, 500, Reply(1.0, 2.0, [1.5], prompt_tokens=590), 1) for number in (1, 2)]
+    assert set(part(samples)["summary"]["by_tier"]) == {"first", "later"}
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table(samples))
+    assert "not told" in capture.get()
+
+
+def test_users_think_between_turns_and_the_run_goes_on_with_the_others() -> None:
+    server = RememberingServer()
+    samples = run(server, SessionsPlan(sessions=6, turns=3, in_flight=2, think_seconds=0.002))
+    assert len(samples.turns) == 18
+    assert samples.not_begun == 0
 
 
 def test_every_turn_of_every_session_runs_and_no_more_than_asked_for_at_once() -> None:

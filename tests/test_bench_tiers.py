@@ -11,7 +11,9 @@ from rich.console import Console
 from app.settings import Settings
 from bench.errors import BenchFailed
 from bench.tiers import choice, rig, tables
+from bench.tiers.long import LongPlan, LongSamples
 from bench.tiers.many import ManyPlan, ManySamples
+from bench.tiers.restore import RestorePlan, RestoreSamples
 from bench.tiers.rss import RssPlan, RssSamples
 from bench.tiers.wake import WakePlan, WakeSamples
 
@@ -77,8 +79,32 @@ def test_random_turns_of_many_sessions_find_their_histories(model: rig.Model) ->
     assert "0 failures in 18 turns" in shown(samples)
 
 
+def test_prefixes_come_back_from_dram_and_from_nvme_in_every_round(model: rig.Model, tmp_path: Path) -> None:
+    samples = choice.run(model, RestorePlan(lengths=(64, 130), rounds=2), print, tmp_path)
+
+    assert isinstance(samples, RestoreSamples)
+    assert [(point.tokens, point.bytes // model.layout.slot_bytes) for point in samples.points] == [(64, 2), (130, 4)]
+    for point in samples.points:
+        assert len(point.recompute_seconds) == 2
+        assert {tier: len(seconds) for tier, seconds in point.restore_seconds.items()} == {"dram": 2, "nvme": 2}
+    assert set(samples.raw) == {"dram", "nvme"}
+    assert "the disk read in the same pieces" in shown(samples)
+    assert list(tmp_path.iterdir()) == [], "nothing of it stays"
+
+
+def test_long_sessions_resume_whole_from_three_tiers(model: rig.Model, tmp_path: Path) -> None:
+    plan = LongPlan(sessions=5, tokens=100, hbm_sessions=1, dram_sessions=2, answer_tokens=4, seed=1)
+
+    samples = choice.run(model, plan, print, tmp_path)
+
+    assert isinstance(samples, LongSamples)
+    assert samples.num_whole == 5
+    assert any(each.nvme_tokens for each in samples.resumed)
+    assert "NVMe for all" in shown(samples)
+
+
 def test_all_measurements_run_unless_some_are_chosen_and_sizes_go_to_the_one_that_has_them() -> None:
-    assert list(choice.plans([], {"cycles": 7}, seed=1)) == ["wake", "decode", "rss", "long", "many"]
+    assert list(choice.plans([], {"cycles": 7}, seed=1)) == ["wake", "restore", "decode", "rss", "long", "many"]
 
     plans = choice.plans(["many", "rss"], {"sessions": 5, "cycles": 7, "turns": None}, seed=1)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).parent.parent
+INNER = ("app", "bench", "kvstore", "models")
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -71,8 +72,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    """A working directory with an `app`, `kvstore` and `models` of its own."""
-    for name in ("app", "kvstore", "models"):
+    """A working directory with packages of its own under the same names."""
+    for name in INNER:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('somebody else\\'s')\n")
     return tmp_path
@@ -88,7 +89,8 @@ def test_a_wheel_owns_one_name_and_carries_its_licence(wheel: Path) -> None:
 
 def test_a_wheel_holds_every_module_of_the_checkout(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
-    sources = [path for name in ("app", "kvstore", "models") for path in (CHECKOUT / name).rglob("*.py")]
+    sources = [path for name in INNER for path in (CHECKOUT / name).rglob("*.py")]
+    sources += (CHECKOUT / "bench/traces").glob("*.jsonl.gz")
     assert sources
     assert {f"dormouse_gateway/_private/{path.relative_to(CHECKOUT).as_posix()}" for path in sources} <= held
 
@@ -100,13 +102,19 @@ def test_the_installed_command_runs_beside_a_foreign_app(installed: Path, foreig
     assert json.loads(got.stdout)["settings"]["port"] == {"value": 1234, "source": "flag", "name": "--port"}
 
 
+def test_the_installed_command_has_the_benchmarks_and_their_traces(installed: Path, foreign: Path) -> None:
+    got = run(installed / "dormouse", "bench", "replay", "--url", "http://127.0.0.1:9", "--no-calibrate", cwd=foreign)
+    assert got.returncode == 1
+    assert "no server answers at http://127.0.0.1:9/v1/" in got.stderr
+
+
 def test_the_installed_code_is_the_wheels(installed: Path, foreign: Path) -> None:
     got = run(installed / "python", "-c", "import dormouse_gateway.__main__ as m; print(m.code_root())", cwd=foreign)
     assert got.stdout.startswith(str(installed.parent))
     assert got.stdout.endswith("dormouse_gateway/_private\n")
 
 
-@pytest.mark.parametrize("name", ["app", "kvstore", "models"])
+@pytest.mark.parametrize("name", INNER)
 def test_nothing_but_the_command_can_import_the_inner_packages(installed: Path, tmp_path: Path, name: str) -> None:
     got = run(installed / "python", "-c", f"import {name}", cwd=tmp_path)
     assert got.returncode != 0

@@ -52,6 +52,7 @@ class Continuation:
     reused_blocks: int
     dram_tokens: int
     """Of those reused, what had to come from DRAM."""
+    nvme_tokens: int
     ttft_seconds: float
     queue_seconds: float
     wake_seconds: float
@@ -71,6 +72,7 @@ def continuation(history_tokens: int, turn: Turn, block_tokens: int) -> Continua
         storable_blocks=(history_tokens - 1) // block_tokens,
         reused_blocks=grant.cached_tokens // block_tokens,
         dram_tokens=grant.reused[Tier.DRAM],
+        nvme_tokens=grant.reused[Tier.NVME],
         ttft_seconds=turn.ttft_seconds,
         queue_seconds=grant.queue_seconds,
         wake_seconds=grant.wake_seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, assert_never
@@ -17,6 +18,7 @@ from bench.tiers import decode, many, wake
 from bench.tiers.decode import DecodeSamples
 from bench.tiers.long import LongSamples
 from bench.tiers.many import ManySamples
+from bench.tiers.restore import TIERS, RestoreSamples
 from bench.tiers.rss import RssSamples
 from bench.tiers.wake import WakeSamples
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from bench.tiers.choice import Samples
+    from bench.tiers.restore import Point
     from bench.tiers.sessions import Continuation
 
 MIB = 1024**2
@@ -36,6 +39,8 @@ def table(samples: Samples) -> Group:
     match samples:
         case WakeSamples():
             return _wake(samples)
+        case RestoreSamples():
+            return _restore(samples)
         case DecodeSamples():
             return _decode(samples)
         case RssSamples():
@@ -61,6 +66,11 @@ def _summary(samples: Samples) -> dict[str, Any]:
                 "bytes_per_second": asdict(summary([samples.bytes / each for each in samples.wake_seconds])),
                 "recompute_seconds": asdict(summary(samples.recompute_seconds)),
                 "goal_p50_seconds": wake.GOAL_SECONDS if samples.plan.tokens == wake.GOAL_TOKENS else None,
+            }
+        case RestoreSamples():
+            return {
+                "raw_bytes_per_second": {tier: asdict(summary(rates)) for tier, rates in samples.raw.items() if rates},
+                "points": [_point(point) for point in samples.points],
             }
         case DecodeSamples():
             return {
@@ -119,6 +129,60 @@ def _wake(samples: WakeSamples) -> Group:
         lines.append(_verdict("p50", seconds.median * 1e3, wake.GOAL_SECONDS * 1e3, " ms"))
     title = f"wake: a session of {samples.blocks} blocks, {samples.bytes / 1e6:,.1f} MB, nothing else running"
     return _group(title, rows, lines)
+
+
+def _point(point: Point) -> dict[str, Any]:
+    """One length's medians; a tier from which nothing was restored is left out."""
+    told: dict[str, Any] = {"tokens": point.tokens, "recompute_seconds": asdict(summary(point.recompute_seconds))}
+    for tier in TIERS:
+        if seconds := point.restore_seconds[tier]:
+            told[f"{tier}_seconds"] = asdict(summary(seconds))
+            told[f"{tier}_bytes_per_second"] = asdict(summary([point.bytes / max(each, 1e-9) for each in seconds]))
+        if seconds := point.ttft_seconds[tier]:
+            told[f"{tier}_ttft_seconds"] = asdict(summary(seconds))
+    return told
+
+
+def _restore(samples: RestoreSamples) -> Group:
+    has_ttft = any(point.ttft_seconds[tier] for point in samples.points for tier in TIERS)
+    columns = ["tokens", "MB", "computed ms"]
+    for tier in TIERS:
+        columns += [f"{tier} ms", f"{tier} GB/s", *([f"{tier} TTFT ms"] if has_ttft else [])]
+    rows = _columns(*columns)
+    for point in samples.points:
+        cells = [f"{point.tokens:,}", f"{point.bytes / 1e6:,.1f}"]
+        cells.append(spread(summary(point.recompute_seconds).scaled(1e3), 0))
+        for tier in TIERS:
+            seconds = point.restore_seconds[tier]
+            cells.append(spread(summary(seconds).scaled(1e3)) if seconds else "-")
+            cells.append(f"{point.bytes / max(summary(seconds).median, 1e-9) / 1e9:.2f}" if seconds else "-")
+            if has_ttft:
+                ttft = point.ttft_seconds[tier]
+                cells.append(spread(summary(ttft).scaled(1e3), 0) if ttft else "-")
+        rows.add_row(*cells)
+    return _group(f"restore: {samples.title}, one session at a time", rows, _restore_lines(samples))
+
+
+def _restore_lines(samples: RestoreSamples) -> list[str]:
+    lines = list(samples.notes)
+    devices = {"dram": "memory copied by one thread", "nvme": "the disk read in the same pieces"}
+    for tier, rates in samples.raw.items():
+        if not rates:
+            continue
+        raw = summary(rates).median
+        best = [
+            point.bytes / summary(point.restore_seconds[tier]).median
+            for point in samples.points
+            if point.restore_seconds[tier] and min(point.restore_seconds[tier]) > 0
+        ]
+        share = f"; the best restore has {max(best) / raw:.0%} of that" if best else ""
+        lines.append(f"{devices[tier]}: {raw / 1e9:.2f} GB/s{share}")
+    declined: Counter[str] = Counter()
+    for point in samples.points:
+        declined.update(point.declined)
+    if declined:
+        lines.append("not restored: " + ", ".join(f"{reason} {count}" for reason, count in declined.items()))
+    return lines
 
 
 def _decode(samples: DecodeSamples) -> Group:
@@ -180,13 +244,14 @@ def _long(samples: LongSamples) -> Group:
         sum(blocks) for blocks in zip(*((e.storable_blocks, e.reused_blocks) for e in resumed), strict=True)
     )
     rows = _split_table({"first turns": samples.cold_ttft_seconds}, resumed)
-    woken = sum(each.dram_tokens > 0 for each in resumed)
+    dram, nvme = (sum(getattr(each, name) > 0 for each in resumed) for name in ("dram_tokens", "nvme_tokens"))
     return _group(
         f"long: {plan.sessions} sessions of {plan.tokens:,} tokens, {_budgets(samples)}",
         rows,
         [
-            f"{samples.num_whole} of {len(resumed)} resumed with only their tail computed again, {woken} of them "
-            f"at least partly from DRAM; {plan.sessions / plan.hbm_sessions:.1f} times what HBM holds",
+            f"{samples.num_whole} of {len(resumed)} resumed with only their tail computed again, at least partly "
+            f"{nvme} of them from NVMe and {dram} from DRAM; {plan.sessions / plan.hbm_sessions:.1f} times what HBM "
+            f"holds",
             f"{reused:,} of {storable:,} storable blocks reused",
             f"first turns {samples.first_seconds:,.1f} s, resumptions {samples.resumed_seconds:,.1f} s",
             _faults(samples.totals),
@@ -241,11 +306,18 @@ def _faults(totals: dict[str, int]) -> str:
 
 
 def _budgets(samples: LongSamples | ManySamples) -> str:
-    hbm, dram = (
-        f"{slots:,} slots, {slots * samples.slot_bytes / MIB:,.0f} MiB"
-        for slots in (samples.hbm_slots, samples.dram_slots)
-    )
-    return f"HBM for {samples.plan.hbm_sessions} ({hbm}), DRAM for all ({dram})"
+    plan = samples.plan
+    held = [_budget("HBM", plan.hbm_sessions, samples.hbm_slots, samples.slot_bytes)]
+    if isinstance(samples, LongSamples) and samples.nvme_slots:
+        held.append(_budget("DRAM", samples.plan.dram_sessions, samples.dram_slots, samples.slot_bytes))
+        held.append(_budget("NVMe", "all", samples.nvme_slots, samples.slot_bytes))
+    else:
+        held.append(_budget("DRAM", "all", samples.dram_slots, samples.slot_bytes))
+    return ", ".join(held)
+
+
+def _budget(name: str, sessions: int | str, slots: int, slot_bytes: int) -> str:
+    return f"{name} for {sessions} ({slots:,} slots, {slots * slot_bytes / MIB:,.0f} MiB)"
 
 
 def _verdict(name: str, value: float, goal: float, unit: str = "") -> str:

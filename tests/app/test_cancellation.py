@@ -46,8 +46,11 @@ class Inline(Executor):
 
 
 @asynccontextmanager
-async def running(tokenizer: PreTrainedTokenizerFast, **options: Any) -> AsyncIterator[tuple[FastAPI, Gateway]]:
-    engine = ScriptedEngine(BLOCK_TOKENS, one_token(tokenizer))
+async def running(
+    tokenizer: PreTrainedTokenizerFast, words: list[str] | None = None, **options: Any
+) -> AsyncIterator[tuple[FastAPI, Gateway]]:
+    script = None if words is None else lambda _spec: words
+    engine = ScriptedEngine(BLOCK_TOKENS, one_token(tokenizer), script)
     settings = Settings(block_tokens=BLOCK_TOKENS, **options)
     gateway = scripted_gateway(settings, engine, tokenizer, 64, 512, Inline())
 

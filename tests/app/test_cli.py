@@ -55,6 +55,7 @@ def dormouse(tmp_path: Path) -> Command:
         ["model", "fetch"],
         ["model", "path"],
         ["key", "new"],
+        ["bench"],
     ],
 )
 def test_every_command_has_help(dormouse: Command, command: list[str]) -> None:
