@@ -34,8 +34,8 @@ golden: $(stamp) model  ## the long exactness runs; ARGS="-k 'long and fp32 and 
 torture: $(stamp) model  ## 200 times kill -9 on a busy server; ARGS="--rounds 3 --seed 7" is fewer
 	$(py) -m tests.crash.torture $(ARGS)
 
-clients: $(stamp) model  ## public clients against a real server
-	$(py) -m pytest -m clients $(ARGS)
+clients: $(stamp) model  ## public clients, installed for it, against a real server; ARGS="-k langchain" is one
+	$(py) -m pytest tests/clients -m '' -v $(ARGS)
 
 bench: $(stamp) model  ## figures of this machine; ARGS=--help lists the others
 	$(py) -m bench $(or $(ARGS),serve-and-chat)
