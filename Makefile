@@ -35,7 +35,7 @@ torture: $(stamp) model  ## 200 times kill -9 on a busy server; ARGS="--rounds 3
 	$(py) -m tests.crash.torture $(ARGS)
 
 clients: $(stamp) model  ## public clients, installed for it, against a real server; ARGS="-k langchain" is one
-	$(py) -m pytest tests/clients -m '' -v $(ARGS)
+	$(py) -m pytest tests/clients -m '' -o faulthandler_timeout=0 -v $(ARGS)
 
 bench: $(stamp) model  ## figures of this machine; ARGS=--help lists the others
 	$(py) -m bench $(or $(ARGS),serve-and-chat)

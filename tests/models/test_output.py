@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from models.call_syntax import DEEPSEEK, HERMES, LLAMA, MISTRAL
 from models.deltas import Content, Delta, Reasoning, Said
+from models.detokenize import StopStrings
 from models.harmony import HarmonyParser
 from models.output import MarkedParser, OutputParser, PlainParser, ThoughtMarkers, parsed
 from models.tools import MAGISTRAL_THINK, THINK, OutputFormat, output_format
@@ -176,6 +177,29 @@ def test_pieces_of_any_size_say_the_same(case: Case, cuts: list[int]) -> None:
         shown = "".join(delta.text for delta in deltas if isinstance(delta, Content | Reasoning))
         assert "</tool_call" not in shown
         assert "TOOL_CALLS" not in shown
+
+
+@given(st.sampled_from(CASES), st.data())
+@settings(max_examples=300, deadline=None)
+def test_an_answer_cut_at_a_stop_string_says_the_same_in_pieces(case: Case, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, max(0, len(case.text) - 1)))
+    stop = case.text[start : start + data.draw(st.integers(1, 5))] or "."
+    size = data.draw(st.integers(1, 7))
+    filter_, parser, said, shown = StopStrings([stop]), case.parser(), Said(), ""
+    for place in range(0, len(case.text), size):
+        text = filter_.feed(case.text[place : place + size])
+        shown += text
+        for delta in parser.feed(text):
+            said.add(delta)
+        if filter_.is_found:
+            break
+    shown += (rest := filter_.flush())
+    for delta in [*parser.feed(rest), *parser.finish()]:
+        said.add(delta)
+    assert shown == case.text.partition(stop)[0]
+    whole = parsed(case.parser(), shown)
+    assert (said.content, said.reasoning) == (whole.content, whole.reasoning)
+    assert [(call.name, call.arguments) for call in said.calls] == [(call.name, call.arguments) for call in whole.calls]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
