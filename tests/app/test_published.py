@@ -187,4 +187,4 @@ def test_what_was_not_published_would_be_seen() -> None:
     with pytest.raises(ValidationError):
         published(ChatCompletion, {**answer, "created": "1"})
     with pytest.raises(ValidationError):
-        published(ChatCompletion, {**answer, "choices": [{**answer["choices"][0], "finish_reason": "tired"}]})  # type: ignore[index, dict-item]
+        published(ChatCompletion, {**answer, "choices": [{**answer["choices"][0], "finish_reason": "tired"}]})  # type: ignore[index]

@@ -83,7 +83,7 @@ def said_streamed(chunks: list[dict[str, Any]]) -> Said:
 
 
 @given(st.lists(PARTS, min_size=1, max_size=4), st.integers(0, 6), STOPS, st.booleans())
-@settings(max_examples=30)
+@settings(max_examples=10)  # models/test_output.py has the same without a server, and many more
 def test_a_stream_says_what_the_whole_answer_says(
     server: Live, parts: list[str], cut: int, stops: list[str], has_tools: bool
 ) -> None:

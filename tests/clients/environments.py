@@ -13,7 +13,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 CHECKOUT = Path(__file__).parents[2]
@@ -61,7 +63,7 @@ def _install(*command: str) -> None:
     assert got.returncode == 0, f"{' '.join(command)}\n{got.stdout}\n{got.stderr}"
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment(more: Mapping[str, str]) -> dict[str, str]:
     """What a client's process finds: nothing of ours, no key of the user's, and no report to anybody."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DORMOUSE_", "OPENAI_", "PY"))}
     quiet = {
@@ -73,16 +75,16 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, **quiet, **more}
 
 
-def run(*command: str | Path, cwd: Path | None = None, seconds: float = RUN_SECONDS, **more: str) -> str:
+def run(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] = MappingProxyType({})) -> str:
     """What the command printed; fails with all it said where its exit status is not 0."""
     words = [str(word) for word in command]
     got = subprocess.run(
-        words, cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=seconds, check=False
+        words, cwd=cwd, env=environment(env), capture_output=True, text=True, timeout=RUN_SECONDS, check=False
     )
     assert got.returncode == 0, f"{' '.join(words)}\n{got.stdout}\n{got.stderr}"
     return got.stdout
 
 
-def told(*command: str | Path, **more: str) -> Any:
+def told(*command: str | Path, env: Mapping[str, str] = MappingProxyType({})) -> Any:
     """The JSON in the last line that a driver printed."""
-    return json.loads(run(*command, **more).splitlines()[-1])
+    return json.loads(run(*command, env=env).splitlines()[-1])

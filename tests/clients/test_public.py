@@ -114,7 +114,7 @@ def test_the_node_package_chats_streams_and_calls_tools(server: Server, forced: 
     yes = "Yes, you will."
     say_next(forced, [call("get_weather", city="Paris", days=2), yes] * 2)
     driver = DRIVERS / "openai_node.cjs"
-    got = told("node", driver, f"{server.url}/v1", f"{forced.url}/v1", NAME, NODE_PATH=str(modules))
+    got = told("node", driver, f"{server.url}/v1", f"{forced.url}/v1", NAME, env={"NODE_PATH": str(modules)})
     assert got["models"] == [NAME]
     for turns in (got["whole"], got["streamed"]):
         assert [turn["session"]["turn"] for turn in turns] == [1, 2, 3, 4]
@@ -138,10 +138,10 @@ def test_llm_continues_a_conversation_from_its_own_log(server: Server, tmp_path:
     )
     where = {"LLM_USER_PATH": str(tmp_path)}
     limits = ("-o", "temperature", "0", "-o", "max_tokens", "20")
-    texts = [run(llm, "-m", "sleepy", *limits, "How long does a dormouse sleep?", **where)]
-    texts += [run(llm, "-c", *limits, question, **where) for question in ("And a bear?", "Who sleeps longer?")]
+    texts = [run(llm, "-m", "sleepy", *limits, "How long does a dormouse sleep?", env=where)]
+    texts += [run(llm, "-c", *limits, question, env=where) for question in ("And a bear?", "Who sleeps longer?")]
     assert all(text.strip() for text in texts)
-    texts.append(run(llm, "-c", "--no-stream", *limits, "Thank you.", **where))
+    texts.append(run(llm, "-c", "--no-stream", *limits, "Thank you.", env=where))
     with sqlite3.connect(tmp_path / "logs.db") as log:
         rows = log.execute("select input_tokens, output_tokens, token_details from responses order by id").fetchall()
     details: list[dict[str, Any]] = [json.loads(row[2]) for row in rows]
