@@ -98,7 +98,7 @@ def test_aiperf_counts_what_the_server_counts(server: Server, tokenizer_folder: 
         *("--session-header", "X-Session-ID", "--ui", "none", "--export-level", "records"),
         *("--artifact-dir", tmp_path),
         cwd=tmp_path,
-        env={"HF_HUB_OFFLINE": "1"},
+        env={"HF_HUB_OFFLINE": "0"},  # offline it takes a folder for the name of a repository
     )
     (export,) = tmp_path.rglob("profile_export.jsonl")
     records = [json.loads(line) for line in export.read_text().splitlines()]
