@@ -62,7 +62,7 @@ def assert_all_but_the_tail_is_cached(usages: Sequence[tuple[int, int, int]]) ->
     """
     assert len(usages) > 1
     for (prompt, output, _), (_, _, cached) in itertools.pairwise(usages):
-        assert cached == whole(prompt + output - 1) > 0
+        assert cached >= whole(prompt + output - 1) > 0  # more where an earlier conversation began alike
 
 
 def test_langchain_streams_usage_metadata_with_the_cached_tokens(server: Server) -> None:
