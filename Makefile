@@ -34,8 +34,8 @@ golden: $(stamp) model  ## the long exactness runs; ARGS="-k 'long and fp32 and 
 torture: $(stamp) model  ## 200 times kill -9 on a busy server; ARGS="--rounds 3 --seed 7" is fewer
 	$(py) -m tests.crash.torture $(ARGS)
 
-clients: $(stamp) model  ## public clients against a real server
-	$(py) -m pytest -m clients $(ARGS)
+clients: $(stamp) model  ## public clients, installed for it, against a real server; ARGS="-k langchain" is one
+	$(py) -m pytest tests/clients -m '' -o faulthandler_timeout=0 -v $(ARGS)
 
 screenshots: $(stamp) model  ## the pictures of docs/images, taken of a real server in Chromium
 	$(py) -m pytest -m screenshots tests/app/test_admin_page.py $(ARGS)

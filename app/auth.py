@@ -1,6 +1,6 @@
 """Who may enter where, and whose request this is from here on.
 
-    /healthz /readyz /version /openapi.json   anybody
+    /healthz /health /readyz /version /openapi.json   anybody
     /admin and below    the admin key, as Bearer or as a cookie; its page asks for it. Without one: anybody where there
                         are no API keys either, nobody where there are
     /metrics            anybody; with --guard-metrics as /admin
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from app.keys import Keyring
     from app.tenants import Tenant
 
-OPEN = frozenset({"/healthz", "/readyz", "/version", "/openapi.json"})
+OPEN = frozenset({"/health", "/healthz", "/readyz", "/version", "/openapi.json"})
 METRICS = "/metrics"
 ADMIN = "/admin"
 LOGIN = frozenset({"/admin/login", "/admin/logout", "/admin/static/admin.css", "/admin/static/login.js"})

@@ -115,10 +115,12 @@ class Keeper:
         parent_id: str | None = None,
         group: str | None = None,
         wishes: Wishes = SILENT,
+        digests: Sequence[bytes] = (),
     ) -> OpenTurn:
         """As SessionBook's; what had to make room is gone from the store, too."""
+        now = self._clock()
         turn = self.book.begin(
-            scope, session_id, token_ids, self._clock(), parent_id=parent_id, group=group, wishes=wishes
+            scope, session_id, token_ids, now, parent_id=parent_id, group=group, wishes=wishes, digests=digests
         )
         self._close(turn.forgotten)
         return turn

@@ -173,6 +173,7 @@ def _begun(
         parent_id=name.parent_id,
         group=request.prompt_cache_key,
         wishes=request.wishes,
+        digests=rendered.digests,
     )
     try:
         return Turn(

@@ -43,7 +43,7 @@ class ContextTooLong(Refusal):
 
     def __init__(self, prompt_tokens: int, max_context: int) -> None:
         super().__init__(
-            f"this model's context holds {max_context} tokens here and the prompt has {prompt_tokens}; "
+            f"this model's maximum context length is {max_context} tokens here, and the prompt has {prompt_tokens}; "
             f"shorten the messages, or raise --max-context and --hbm-bytes"
         )
         self.prompt_tokens = prompt_tokens

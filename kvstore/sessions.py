@@ -84,8 +84,12 @@ class SessionBook:
         branches = session.branches.values() if session is not None else ()
         return [branch for branch in branches if isinstance(branch.history, Unread)]
 
-    def match(self, tenant: str, session_id: str, token_ids: array[int]) -> Match:
-        """Which branch of the session a prompt of `token_ids` continues; changes nothing."""
+    def match(self, tenant: str, session_id: str, token_ids: array[int], digests: Sequence[bytes] = ()) -> Match:
+        """Which branch of the session a prompt of `token_ids` continues; changes nothing.
+
+        `digests` are those of its messages: what tells the whole of a branch goes on with it, also where its template
+        has moved something into another place (tools before the newest question, say) and no answer's tokens agree.
+        """
         session = self.get(tenant, session_id)
         best: Match | None = None
         has_unread = False
@@ -95,7 +99,8 @@ class SessionBook:
                 has_unread = True
                 continue
             shared = chain.common_prefix(history.token_ids, token_ids)
-            if shared >= max(1, history.first_answer) and (best is None or _beats(branch, shared, best)):
+            goes_on = shared >= max(1, history.first_answer) or bool(history.digests and history.digests[-1] in digests)
+            if goes_on and (best is None or _beats(branch, shared, best)):
                 best = Match(branch, shared, history.num_tokens, True)
         return best if best is not None else Match(None, 0, 0, session is not None, has_unread)
 
@@ -159,12 +164,13 @@ class SessionBook:
         parent_id: str | None = None,
         group: str | None = None,
         wishes: Wishes = SILENT,
+        digests: Sequence[bytes] = (),
     ) -> OpenTurn:
-        """Start a turn on the branch that `token_ids` continues, or on a new one; marks it busy.
+        """Start a turn on the branch that `token_ids` continues, or on a new one; marks it busy. See `match`.
 
         Close it with `record`, `abandon` or `discard`, exactly once.
         """
-        match = self.match(tenant, session_id, token_ids)
+        match = self.match(tenant, session_id, token_ids, digests)
         former = self.former(tenant, session_id)
         session = self.get(tenant, session_id) or self._add(tenant, session_id, now, parent_id, group)
         branch = match.branch or self._branch_out(session, now)

@@ -12,6 +12,9 @@ router = APIRouter()
 
 
 # HEAD as well: `wget --spider`, a usual container health check, asks with it.
+# /health is its name at vLLM and llama.cpp, where benchmarks ask for it before they begin.
+@router.head("/health", include_in_schema=False)
+@router.get("/health", include_in_schema=False)
 @router.head("/healthz", include_in_schema=False)
 @router.get("/healthz")
 async def healthz(request: Request) -> Response:

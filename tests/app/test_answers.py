@@ -362,7 +362,7 @@ def test_a_star_takes_any_name_and_lists_the_models_own(serve: Serve) -> None:
 def test_health_and_version_answer_get_and_head(serve: Serve) -> None:
     server = serve()
     with client(server.server) as http:
-        assert http.get("/healthz").json() == {"status": "ok"}
+        assert http.get("/healthz").json() == http.get("/health").json() == {"status": "ok"}
         assert http.head("/healthz").status_code == http.head("/readyz").status_code == 200
         assert http.get("/version").json()["version"]
         assert http.get("/readyz").json() == {"status": "ready", "model": NAME}

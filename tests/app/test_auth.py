@@ -95,7 +95,7 @@ def test_without_one_of_its_keys_nothing_of_the_api_is_reached(serve: Serve, hea
 
 def test_what_says_only_that_the_server_lives_is_open(serve: Serve) -> None:
     with client(serve(**TWO).server) as http:
-        for path in ("/healthz", "/readyz", "/version", "/openapi.json", "/metrics"):
+        for path in ("/health", "/healthz", "/readyz", "/version", "/openapi.json", "/metrics"):
             assert http.get(path).status_code == 200
         for path in ("/docs", "/redoc"):
             assert http.get(path).status_code == 401  # not there: they would load scripts from elsewhere

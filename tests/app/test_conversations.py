@@ -250,3 +250,24 @@ def test_many_concurrent_turns_that_outgrow_hbm_all_say_what_they_say_alone(smal
             alone = ask(100 + number)
             assert {text for index, text in enumerate(together) if index % 4 == number} == {alone}
     small.check_idle()
+
+
+def test_a_seed_says_the_same_alone_and_in_a_batch(small: Live) -> None:
+    with client(small) as http, ThreadPoolExecutor(8) as threads:
+
+        def ask(seed: int) -> str:
+            body = {
+                "model": NAME,
+                "messages": [{"role": "user", "content": f"Tell me a story about {'a mouse ' * (1 + seed % 3)}."}],
+                "seed": seed,
+                "temperature": 1.2,
+                "max_tokens": 10,
+                "cache_prompt": seed % 2 == 0,
+            }
+            text: str = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+            return text
+
+        together = list(threads.map(ask, range(8)))
+        assert [ask(seed) for seed in range(0, 8, 3)] == together[::3]
+    assert len(set(together)) > 4
+    small.check_idle()

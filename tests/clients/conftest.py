@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHECKOUT = Path(__file__).parents[2]
-READY_SECONDS = 120
+READY_SECONDS = 600
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tests.clients.conftest import Server
 
-pytestmark = pytest.mark.clients
-
 QUESTIONS = ("Name three small animals.", "Which of them sleeps longest?", "Say it in one word.")
 
 

@@ -7,14 +7,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.clients.conftest import CHECKOUT
 
 if TYPE_CHECKING:
     from tests.clients.conftest import Server
-
-pytestmark = pytest.mark.clients
 
 
 def test_the_curl_line_that_the_server_prints_works_as_it_stands(server: Server) -> None:

@@ -105,6 +105,19 @@ def test_a_regenerated_answer_keeps_what_it_shares_with_the_one_before() -> None
     assert book.record(turn, history(*FIRST, 20, 29), 3.0).superseded_tokens == 1
 
 
+def test_a_prompt_that_tells_the_whole_conversation_goes_on_with_it_though_its_tokens_moved() -> None:
+    book = SessionBook()
+    told, more = b"t" * 16, b"m" * 16
+    run(book, "a", FIRST, (20, 21), 1.0, digests=(told,))
+    moved = ids(1, 50, 51, 52, 20, 21, 60)
+    other = book.begin(TENANT, "a", moved, 2.0, digests=(more,))
+    assert (other.branch.index, other.number) == (1, 1)
+    book.abandon(other)
+    turn = book.begin(TENANT, "a", moved, 3.0, digests=(told, more))
+    assert (turn.branch.index, turn.number, turn.match.shared_tokens) == (0, 2, 1)
+    assert turn.match.history_tokens == len(FIRST) + 2
+
+
 def test_a_prompt_that_leaves_before_the_first_answer_begins_a_new_branch() -> None:
     book = SessionBook()
     run(book, "s", FIRST, (20, 21), 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +13,13 @@ from hypothesis import strategies as st
 
 from models.call_syntax import DEEPSEEK, HERMES, LLAMA, MISTRAL
 from models.deltas import Content, Delta, Reasoning, Said
+from models.detokenize import Detokenizer, StopStrings
 from models.harmony import HarmonyParser
 from models.output import MarkedParser, OutputParser, PlainParser, ThoughtMarkers, parsed
 from models.tools import MAGISTRAL_THINK, THINK, OutputFormat, output_format
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 WEATHER = '{"city": "Paris", "days": 2}'
 TIME = '{"zone": "CET {winter}", "note": "a \\"quoted\\" }"}'
@@ -176,6 +181,69 @@ def test_pieces_of_any_size_say_the_same(case: Case, cuts: list[int]) -> None:
         shown = "".join(delta.text for delta in deltas if isinstance(delta, Content | Reasoning))
         assert "</tool_call" not in shown
         assert "TOOL_CALLS" not in shown
+
+
+@given(st.sampled_from(CASES), st.data())
+@settings(max_examples=300, deadline=None)
+def test_an_answer_cut_at_a_stop_string_says_the_same_in_pieces(case: Case, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, max(0, len(case.text) - 1)))
+    stop = case.text[start : start + data.draw(st.integers(1, 5))] or "."
+    size = data.draw(st.integers(1, 7))
+    filter_, parser, said, shown = StopStrings([stop]), case.parser(), Said(), ""
+    for place in range(0, len(case.text), size):
+        text = filter_.feed(case.text[place : place + size])
+        shown += text
+        for delta in parser.feed(text):
+            said.add(delta)
+        if filter_.is_found:
+            break
+    shown += (rest := filter_.flush())
+    for delta in [*parser.feed(rest), *parser.finish()]:
+        said.add(delta)
+    assert shown == case.text.partition(stop)[0]
+    whole = parsed(case.parser(), shown)
+    assert (said.content, said.reasoning) == (whole.content, whole.reasoning)
+    assert [(call.name, call.arguments) for call in said.calls] == [(call.name, call.arguments) for call in whole.calls]
+
+
+PARTS = st.sampled_from(
+    [
+        *("Dormice sleep", " all winter", "\n", " a<b", "🐿️ naïve 冬眠", "<think>\nHm, 🤔?\n</think>\n\n", "<tool_"),
+        *("</tool_call>", hermes("f", '{"city": "Zürich 🌦"}'), "\n" + hermes("g", "{}")),
+    ]
+)
+STOPS = st.lists(st.sampled_from(["winter", "sleep all", "🐿", "眠", "call>", "\n\n", "z"]), max_size=3)
+
+
+@given(st.lists(PARTS, min_size=1, max_size=5), st.integers(0, 6), STOPS, st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_ids_say_the_same_token_by_token_and_at_once(
+    tokenizer: Tokenizer, parts: list[str], cut: int, stops: list[str], has_tools: bool
+) -> None:
+    ids = tokenizer.encode("".join(parts), add_special_tokens=False).ids
+    ids = ids[: len(ids) - cut]
+    detokenizer = Detokenizer(tokenizer, stop=stops)
+    syntax = HERMES if has_tools else None
+    parser, said, shown = MarkedParser(THINK, syntax), Said(), ""
+    for token_id in ids:
+        text = detokenizer.step(token_id)
+        shown += text
+        for delta in parser.feed(text):
+            said.add(delta)
+        if detokenizer.stopped:
+            break
+    shown += (rest := detokenizer.flush())
+    for delta in [*parser.feed(rest), *parser.finish()]:
+        said.add(delta)
+    decoded = tokenizer.decode(ids).rstrip("\ufffd")
+    places = [decoded.find(stop) for stop in stops if stop in decoded]
+    assert decoded.startswith(shown)
+    # A token that begins a character may begin with a space: cut there, neither is shown.
+    assert shown.rstrip() == decoded.rstrip() if not places else len(shown) <= min(places)
+    assert not any(stop in shown for stop in stops)
+    whole = parsed(MarkedParser(THINK, syntax), shown)
+    assert (said.content, said.reasoning) == (whole.content, whole.reasoning)
+    assert [(call.name, call.arguments) for call in said.calls] == [(call.name, call.arguments) for call in whole.calls]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
