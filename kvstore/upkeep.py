@@ -50,7 +50,7 @@ class Upkeep:
         self._is_hbm_high = hbm.capacity - self._at_hand() > hbm.capacity * limit
         share = max(config.clean_share, 1.0 - config.hbm_low if self._is_hbm_high else 0.0)
         while (lacking := hbm.capacity * share - self._at_hand()) > 0:
-            tip = self._store.blocks.cleaner.coldest()
+            tip = self._store.blocks.cleaner.coldest(hbm.shares.used)
             if tip == NO_ROW or not self._move_down(tip, ceil(lacking)):
                 return
 
