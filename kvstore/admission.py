@@ -172,11 +172,10 @@ class Admission:
             lacking = self._supply(turn, owed)
             if lacking <= self._room(turn, owed):
                 return True
-        if help_ is Help.COMING:
-            return False
-        if lacking <= self._room_beyond_share(owed) and self._roster.is_first(turn):
-            self._supply(turn, owed, beyond_share=True)
-            return True
+        if help_ is Help.NONE and self._blocks.rows.tenancy.is_shared and self._roster.is_first(turn):
+            help_ = self._make_way_beyond_share(turn, owed)
+        if help_ is not Help.NONE:
+            return help_ is Help.NOW
         if turn is not self._roster.oldest():
             if turn.state is TurnState.WAKING:
                 self.unadmit(turn)
@@ -317,9 +316,12 @@ class Admission:
 
     # --- giving way -------------------------------------------------------------------
 
-    def _make_way(self, wanter: Turn, count: int) -> Help:
-        """See to it that `count` more slots come: from hints, and from the least urgent turns younger than `wanter`."""
-        if self._hints.give_way(self._may_give_way(wanter)):
+    def _make_way(self, wanter: Turn, count: int, beyond_share: bool = False) -> Help:
+        """See to it that `count` more slots come: from hints, and from the least urgent turns younger than `wanter`.
+
+        `beyond_share`, whosever they are.
+        """
+        if self._hints.give_way((lambda _: True) if beyond_share else self._may_give_way(wanter)):
             return Help.NOW
         admitted = self._roster.admitted.values()
         coming = sum(self._gain(turn) for turn in admitted if turn.state is TurnState.STOPPING)
@@ -327,7 +329,7 @@ class Admission:
         for turn in sorted(admitted, key=self._expendability, reverse=True):
             if coming >= count:
                 break
-            if self._may_suspend(turn, wanter):
+            if self._may_suspend(turn, wanter, beyond_share):
                 victims.append(turn)
                 coming += self._gain(turn)
         if wanter.state is TurnState.WAITING and coming < count:
@@ -339,11 +341,22 @@ class Admission:
             self._suspend(turn)
         return Help.COMING if coming > 0 else Help.NONE
 
-    def _may_suspend(self, turn: Turn, wanter: Turn) -> bool:
+    def _make_way_beyond_share(self, wanter: Turn, owed: int) -> Help:
+        """As `_make_way`, for a turn that cannot go on otherwise: at the cost of others' idle blocks, and where it is
+        the oldest of all of their turns."""
+        lacking = self._supply(wanter, owed, beyond_share=True)
+        while lacking > (room := self._room_beyond_share(owed)):
+            help_ = self._make_way(wanter, lacking - max(0, room), beyond_share=wanter is self._roster.oldest())
+            if help_ is not Help.NOW:
+                return help_
+            lacking = self._supply(wanter, owed, beyond_share=True)
+        return Help.NOW
+
+    def _may_suspend(self, turn: Turn, wanter: Turn, beyond_share: bool) -> bool:
         if turn.state is TurnState.STOPPING or turn.seq <= wanter.seq or turn is self._roster.oldest():
             return False
         if turn.tenant != wanter.tenant:
-            return self._has_too_much(turn.tenant, wanter.tenant)
+            return beyond_share or self._has_too_much(turn.tenant, wanter.tenant)
         return wanter.state is not TurnState.WAITING or turn.priority >= wanter.priority
 
     def _may_give_way(self, wanter: Turn) -> Callable[[int], bool]:

@@ -64,9 +64,7 @@ class PlannerMachine(RuleBasedStateMachine):
         output=st.integers(0, 10),
         priority=st.integers(-1, 1),
     )
-    def arrive(
-        self, data: st.DataObject, tenant: int, length: int, new: list[int], output: int, priority: int
-    ) -> None:
+    def arrive(self, data: st.DataObject, tenant: int, length: int, new: list[int], output: int, priority: int) -> None:
         hints = sorted(self.world.hints)
         hint = data.draw(st.sampled_from([None, *hints])) if hints else None
         history = self.history(data, length)

@@ -263,7 +263,9 @@ class World:
         if self.config.nvme_slots:
             found = [(it.key, it.parent, it.first_block, it.slot, self.now - 1.0) for it in self.catalogue.values()]
             owners = {
-                it.key: name_of(self._memory[Tier.NVME, it.slot]) for it in self.catalogue.values() if not it.first_block
+                it.key: name_of(self._memory[Tier.NVME, it.slot])
+                for it in self.catalogue.values()
+                if not it.first_block
             }
             self._feed(BlocksFound(found[::-1], owners))
         tips = [keys[-1] for branch in self.branches if (keys := self.keys(branch.content))]
