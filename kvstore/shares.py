@@ -46,6 +46,10 @@ class Shares:
         """What it uses beyond its share; negative where it uses less."""
         return self.used(tenant) - self.share
 
+    def keeps(self, tenant: int) -> bool:
+        """Is what it has here within its share, where there are others?"""
+        return self._tenancy.is_shared and self.excess(tenant) <= 0
+
     def evictable_for(self, tenant: int) -> int:
         """Blocks that could leave, one after the other, to make room for `tenant` and nobody below its share."""
         share, count = self.share, self.unheld[tenant]
