@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from kvstore.frontier import Frontier
     from kvstore.tenancy import Tenancy
 
+BLOCKS_OF_ONE = 16
+"""Taken of one tenant before it is looked again who uses most: that costs a step for each of them."""
+
 
 class Shares:
     """See the module. `capacity` is the pool's, which tells when it changes."""
@@ -29,6 +32,8 @@ class Shares:
         self.capacity = capacity
         self._tenancy = tenancy
         self._frontier = frontier
+        self._giver = 0  # who gives room at present, and how many times more before it is looked for again
+        self._times_left = 0
         self.present = tenancy.column()  # VALID and FILLING blocks
         self.unheld = tenancy.column()  # VALID blocks that nothing needs
         self.leaving = tenancy.column()  # blocks under way down, which then leave
@@ -52,9 +57,13 @@ class Shares:
 
     def evictable_for(self, tenant: int) -> int:
         """Blocks that could leave, one after the other, to make room for `tenant` and nobody below its share."""
+        if not self._tenancy.is_shared:
+            return sum(self.unheld)
         share, count = self.share, self.unheld[tenant]
-        for other, unheld in enumerate(self.unheld):
-            if unheld and other != tenant and (excess := self.used(other) - share) > 0:
+        columns = zip(self.unheld, self.present, self.opened, self.leaving, strict=True)
+        for other, (unheld, present, opened, leaving) in enumerate(columns):
+            excess = present + opened - leaving - share
+            if unheld and excess > 0 and other != tenant:
                 count += min(unheld, excess)
         return count
 
@@ -76,23 +85,30 @@ class Shares:
         if row != NO_ROW:
             return row, self.capacity
         owner = self._largest()
+        if owner is not None and not (beyond_share or owner == tenant) and self.excess(owner) <= 0:
+            owner = tenant if self._frontier.live[tenant] else self._largest(anew=True)
         if owner is None:
             return NO_ROW, 0
-        excess = self.excess(owner)
-        if owner != tenant and excess <= 0 and not beyond_share:
-            owner = tenant
         if owner == tenant or beyond_share:
             return self._frontier.coldest_of(owner), self.capacity
+        if (excess := self.excess(owner)) <= 0:
+            return NO_ROW, 0
         return self._frontier.coldest_of(owner), excess
 
     def is_owed(self, tenant: int, count: int, owner: int) -> bool:
         """Has `tenant` a right to `count` slots more, in place of blocks of `owner`, whatever those are worth?"""
         return owner != tenant and self._tenancy.is_shared and self.excess(tenant) + count <= 0
 
-    def _largest(self) -> int | None:
-        """Who uses most, of those of whom a block may leave."""
-        having = [tenant for tenant, blocks in enumerate(self._frontier.live) if blocks]
-        return max(having, key=self.used, default=None)
+    def _largest(self, anew: bool = False) -> int | None:
+        """Who uses most, of those of whom a block may leave; looked for once for several blocks, unless `anew`."""
+        live = self._frontier.live
+        if anew or not self._times_left or not live[self._giver]:
+            having = [tenant for tenant, blocks in enumerate(live) if blocks]
+            if not having:
+                return None
+            self._giver, self._times_left = max(having, key=self.used), BLOCKS_OF_ONE
+        self._times_left -= 1
+        return self._giver
 
     def check(self, present: dict[int, int], unheld: dict[int, int]) -> None:
         """Raise AssertionError unless the columns say what was counted."""
