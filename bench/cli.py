@@ -262,6 +262,32 @@ def sessions(
     _finish(report, json_file)
 
 
+@cli.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Any other flag is given to `dormouse serve`: --hbm-bytes 2GiB --threads 2.",
+)
+def tenants(
+    context: typer.Context,
+    turns: Annotated[int, typer.Option(min=2, help="Of the key that is timed, alone and again beside the flood.")] = 40,
+    words: Annotated[int, typer.Option(min=1, help="Of its prompts.")] = 250,
+    clients: Annotated[int, typer.Option(min=1, help="Of the key that floods, all at once.")] = 24,
+    flood_words: Annotated[int, typer.Option(min=1, help="Of their prompts.")] = 1_000,
+    seed: Seed = None,
+    calibrate: Calibrate = True,
+    json_file: Json = None,
+) -> None:
+    """What one API key's flood costs another: p95 of first tokens alone and beside it."""
+    from bench import tenants as flooding
+
+    plan = flooding.TenantsPlan(turns=turns, words=words, clients=clients, flood_words=flood_words, seed=_seed(seed))
+    report = _begin("tenants", calibrate)
+    loads = machines.load_average()
+    with progress("tenants", plan.num_rounds) as done:
+        samples = flooding.run(plan, context.args, done)
+    report.add(flooding.part(samples), flooding.table(samples), reports.loads_line(loads, machines.load_average()))
+    _finish(report, json_file)
+
+
 @cli.command()
 def nvme(
     path: Annotated[Path, typer.Option(metavar="DIR", help="On the disk to measure; nothing stays there.")] = Path(),
