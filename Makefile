@@ -9,7 +9,7 @@ py    := $(VENV)/bin/python
 stamp := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat test gpu golden torture clients screenshots bench check format docs readme model install clean
+.PHONY: help serve chat test gpu golden schemas torture clients screenshots bench check format docs readme model install clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ gpu: $(stamp) model  ## the tests that need a CUDA device
 
 golden: $(stamp) model  ## the long exactness runs; ARGS="-k 'long and fp32 and fork'" is one leg
 	$(py) -m pytest -m golden --timeout 0 -o faulthandler_timeout=0 -v $(ARGS)
+
+schemas: $(stamp) model  ## 200 random schemas, greedy and at temperature 1, held to by the embedded model
+	$(py) -m pytest -m golden --timeout 0 -o faulthandler_timeout=0 -s tests/app/test_schemas.py $(ARGS)
 
 torture: $(stamp) model  ## 200 times kill -9 on a busy server; ARGS="--rounds 3 --seed 7" is fewer
 	$(py) -m tests.crash.torture $(ARGS)

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from app import sizes
+from app import scopes, sizes
 from app.disk import Disk, sweep_others
 from app.units import format_bytes
+from kvstore import chain
 from kvstore.block_journal import FolderBlocks, note_swept
 from kvstore.catalog import Catalog
 from kvstore.catalog_rows import SlotShape
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from kvstore.catalog_file import FolderRow
     from kvstore.events import FoundBlock
     from kvstore.tiers.file_io import FileIO
+    from kvstore.types import BlockKey
     from models.loader import LoadedModel
 
 log = logging.getLogger("dormouse.nvme")
@@ -81,6 +83,16 @@ class DiskTier:
             for key, parent, first, slot, last in self.restored.blocks.rows()
             if slot < self.num_slots and slot not in unclaimed
         ]
+
+    @property
+    def owners(self) -> dict[BlockKey, str]:
+        """Whose chains begin with which block."""
+        return {
+            chain.unpack(branch.keys[: chain.KEY_BYTES])[0]: scopes.owner(session.tenant)
+            for session in self.restored.sessions
+            for branch in session.branches.values()
+            if branch.keys
+        }
 
     def probe(self, tier: Tier, done: Callable[[TierHealth], None]) -> None:
         """Find out whether the disk works (kvstore.manager.Prober)."""

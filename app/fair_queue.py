@@ -1,7 +1,7 @@
 """Turns of different keys share the store's queue and the engine; nobody's flood stands before everybody else.
 
-The store admits turns by priority and age, the engine computes prompts in the order of their grants, and neither knows
-tenants. So each key has a lane of its own, and hands on only what the store and the engine can use ahead of time:
+Store and engine are fair in what they give out (kvstore/shares.py, models/contention.py), but their queue is one. So
+each key has a lane of its own, and hands on only what the store and the engine can use ahead of time:
 
     waiting here             handed on          prompt computed         answering
     max_waiting of each key  AHEAD of each key  a step's worth of each  (all but the first: max_running of each key)

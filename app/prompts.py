@@ -281,4 +281,5 @@ def spec_of(
         cache=_may_cache(request),
         wake=None if wake is None else wake.id,
         to_nvme=to_nvme,
+        tenant=scopes.tenant(),
     )

@@ -130,7 +130,7 @@ async def opened(settings: Settings, choose: Choose = sample, files: FileIO | No
         gateway.metrics.watch_transfers(transfers.traffic)
         gateway.traffic = transfers.traffic
         if tier is not None:
-            manager.take_over(tier.found)
+            manager.take_over(tier.found, tier.owners)
             gateway.keeper.restore(tier.restored)
         engine.open()
         try:

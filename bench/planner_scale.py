@@ -1,13 +1,14 @@
 """How fast the planner decides when 100,000 sessions sleep.
 
-    python bench/planner_scale.py [--sessions 100000] [--blocks 10] [--turns 20000] [--curve] [--nvme]
+    python bench/planner_scale.py [--sessions 100000] [--blocks 10] [--turns 20000] [--curve] [--nvme] [--tenants N]
 
 Fills the tiers with `sessions` chains of `blocks` blocks behind a shared system prompt, then
 lets random sessions come back for turns of 128 block operations (what is looked up, loaded,
 published, demoted and evicted all counts once) while copies end a little later. Prints block
 operations a second and the percentiles of one `handle()`, garbage collection included. With
 `--nvme` DRAM holds a quarter, every turn's branch is recorded and written to NVMe, and at the end
-a planner takes over what the catalogue then knows.
+a planner takes over what the catalogue then knows. With `--tenants` the sessions are as many tenants', each with a
+system prompt of its own, and the first of them asks for half of all turns.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ BLOCK_TOKENS = 32
 SHARED_BLOCKS = 8
 
 
-def key(session: int, index: int) -> BlockKey:
-    """Key of block `index` of a session; all share the first ones."""
-    name = index if index < SHARED_BLOCKS else (session << 20) + index
+def key(session: int, index: int, tenants: int = 1) -> BlockKey:
+    """Key of block `index` of a session; all of one tenant share the first ones."""
+    name = (session % tenants << 8) + index if index < SHARED_BLOCKS else (session << 20) + index
     return BlockKey(blake2b(name.to_bytes(8, "little"), digest_size=16).digest())
 
 
@@ -75,6 +76,7 @@ class Bench:
     tips: dict[int, BlockKey] = field(default_factory=dict)
     now: float = 0.0
     turn: int = 0
+    tenants: int = 1
 
     def feed(self, event: Event) -> None:
         start = time.perf_counter()
@@ -106,7 +108,7 @@ class Bench:
         self.turn += 1
         turn = TurnId(self.turn)
         prompt_tokens = len(keys) * BLOCK_TOKENS + 1
-        self.feed(TurnArrived(turn, tuple(keys), prompt_tokens, 16))
+        self.feed(TurnArrived(turn, tuple(keys), prompt_tokens, 16, tenant=f"tenant {session % self.tenants}"))
         while not self.grants:
             self.end_copies(len(self.copies) - 1)
         grant = self.grants.pop()
@@ -122,9 +124,9 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def measure(sessions: int, blocks: int, turns: int, nvme: bool) -> None:
+def measure(sessions: int, blocks: int, turns: int, nvme: bool, tenants: int) -> None:
     """Fill, then time `turns` turns of 128 block operations or as many as a session has."""
-    total = sessions * blocks + SHARED_BLOCKS
+    total = sessions * blocks + SHARED_BLOCKS * tenants
     hbm_slots = max(1_024, total // 16)
     config = PlannerConfig(
         hbm_slots=hbm_slots,
@@ -136,10 +138,10 @@ def measure(sessions: int, blocks: int, turns: int, nvme: bool) -> None:
         nvme_slots=2 * total if nvme else 0,
         nvme_write_policy=WritePolicy.EVERY_TURN,
     )
-    bench = Bench(Planner(config))
+    bench = Bench(Planner(config), tenants=tenants)
     depth = dict.fromkeys(range(sessions), SHARED_BLOCKS + blocks)
     for session in range(sessions):
-        bench.run_turn([key(session, index) for index in range(depth[session])], session)
+        bench.run_turn([key(session, index, tenants) for index in range(depth[session])], session)
     snapshot = bench.planner.snapshot()
     present = sum(counts.valid for counts in snapshot.tiers)
     bench.seconds.clear()
@@ -149,8 +151,10 @@ def measure(sessions: int, blocks: int, turns: int, nvme: bool) -> None:
     start = time.perf_counter()
     for _ in range(turns):
         session = rng.randrange(sessions)
+        if tenants > 1 and rng.random() < 0.5:
+            session -= session % tenants
         new = 4
-        keys = [key(session, index) for index in range(depth[session] + new)]
+        keys = [key(session, index, tenants) for index in range(depth[session] + new)]
         depth[session] += new
         bench.run_turn(keys, session)
     wall = time.perf_counter() - start
@@ -173,7 +177,7 @@ def _measure_long_turns(bench: Bench, sessions: int) -> None:
     before = _operations(bench)
     for number in range(2_000):
         session = sessions + number % 500
-        bench.run_turn([key(session, index) for index in range(128)], session)
+        bench.run_turn([key(session, index, bench.tenants) for index in range(128)], session)
     operations, spent = _operations(bench) - before, sum(bench.seconds)
     print(
         f"        turns of 128 blocks: {operations / spent:>9,.0f} block ops/s; handle() p50 "
@@ -206,9 +210,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20_000)
     parser.add_argument("--curve", action="store_true", help="with a hundredth, a tenth and all of the sessions")
     parser.add_argument("--nvme", action="store_true", help="with three tiers")
+    parser.add_argument("--tenants", type=int, default=1)
     arguments = parser.parse_args()
     for share in (100, 10, 1) if arguments.curve else (1,):
-        measure(arguments.sessions // share, arguments.blocks, arguments.turns, arguments.nvme)
+        measure(arguments.sessions // share, arguments.blocks, arguments.turns, arguments.nvme, arguments.tenants)
 
 
 if __name__ == "__main__":

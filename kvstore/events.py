@@ -6,14 +6,14 @@ only the manager reads. Slots are integers of the tier they belong to.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from kvstore.types import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kvstore.types import BlockKey, StopReason, TransferId, TurnId, WakeId
 
@@ -87,6 +87,7 @@ class TurnArrived:
     cache: bool = True
     wake: WakeId | None = None  # the hint that announced it: past their divergence nothing more is loaded
     to_nvme: bool = False  # may its blocks lie on NVMe already while it is suspended, and before it is settled?
+    tenant: str = ""  # who shares what there is with others; no key is another tenant's, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +257,11 @@ class BlocksFound:
     """An earlier process left these on NVMe; in any order, before any other event.
 
     What is of no use, because the block before it is not there, its slot has two blocks or its block two
-    slots, is answered with ForgetBlocks.
+    slots, is answered with ForgetBlocks. `owners` says whose chains begin with which block.
     """
 
     blocks: Sequence[FoundBlock]
+    owners: Mapping[BlockKey, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,18 +18,21 @@ from kvstore.rows import NO_ROW
 from kvstore.types import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kvstore.events import FoundBlock
     from kvstore.residency import Residency
     from kvstore.types import BlockKey
 
 
-def adopt(blocks: Residency, found: Sequence[FoundBlock]) -> None:
-    """Make `found` VALID in NVMe, which is empty, as far as it is of use; the store knows no block yet."""
+def adopt(blocks: Residency, found: Sequence[FoundBlock], owners: Mapping[BlockKey, str]) -> None:
+    """Make `found` VALID in NVMe, which is empty, as far as it is of use; the store knows no block yet.
+
+    `owners` has the tenants of chains by their first block.
+    """
     rows, nvme = blocks.rows, blocks.pools[Tier.NVME]
     assert not len(rows), "blocks are found before anything else happens"
-    find, add, depth = rows.find, rows.add, rows.depth
+    find, add, depth, tenants, index_of = rows.find, rows.add, rows.depth, rows.tenant, rows.tenancy.index
     taken = bytearray(nvme.capacity)
     kept: list[tuple[int, int]] = []
     useless: dict[int, BlockKey] = {}
@@ -41,7 +44,8 @@ def adopt(blocks: Residency, found: Sequence[FoundBlock]) -> None:
             useless[slot] = key
             continue
         taken[slot] = 1
-        row = add(key, parent)
+        tenant = index_of(owners.get(key, "")) if parent == NO_ROW else tenants[parent]
+        row = add(key, parent, tenant)
         rows.last[row] = min(last, rows.now)
         kept.append((row, slot))
     nvme.adopt(kept)

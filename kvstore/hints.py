@@ -31,6 +31,7 @@ class Hint:
     """One hint whose blocks are on their way."""
 
     id: WakeId
+    tenant: int
     wake: Wake
     hold_seconds: float
     origin: Tier
@@ -51,8 +52,8 @@ class Hints:
     def __iter__(self) -> Iterator[Hint]:
         return iter(self._hints.values())
 
-    def add(self, event: WakeHinted, room: int) -> bool:
-        """Begin, or decline at once; `room` slots of HBM are free or can be had by evicting. True if it has begun."""
+    def add(self, event: WakeHinted) -> bool:
+        """Begin, or decline at once. True if it has begun."""
         store = self._store
         store.blocks.totals.hints += event.wake >= 0
         rows, miss = plan_worth_restoring(store.blocks, event.keys, may_load=True)
@@ -60,9 +61,11 @@ class Hints:
             return self._decline(event.wake, WakeStatus.RECOMPUTE_CHEAPER)
         if not rows:
             return self._decline(event.wake, WakeStatus.NOT_STORED)
+        tenant = store.blocks.rows.tenant[rows[0]]
         to_hbm = event.target is Tier.HBM or len(store.blocks.pools) == 1
         hint = Hint(
             id=event.wake,
+            tenant=tenant,
             wake=Wake(
                 store=store,
                 rows=rows,
@@ -73,7 +76,8 @@ class Hints:
             hold_seconds=event.hold_seconds,
             origin=Tier(max(self._tier_of(row) for row in rows)),
         )
-        if (to_hbm and self._missing(rows) > room) or len(self._hints) >= self._config.max_hints:
+        has_room = not to_hbm or self._missing(rows) <= store.room.available(tenant)
+        if not has_room or len(self._hints) >= self._config.max_hints:
             return self._decline(event.wake, WakeStatus.NO_ROOM)
         self._hints[event.wake] = hint
         hint.wake.begin()
@@ -94,7 +98,7 @@ class Hints:
             if wake.deadline <= self._store.blocks.rows.now:
                 wake.give_up()
             if (lacking := wake.lacking) > 0 and wake.target is Tier.HBM:
-                wake.take(self._store.blocks.hbm.open(self._store.room.obtain(lacking)))
+                wake.take(self._store.blocks.hbm.open(self._store.room.obtain(lacking, hint.tenant)))
             wake.start()
             if wake.is_ready:
                 self._settle(hint, WakeStatus.AWAKE)
@@ -109,18 +113,19 @@ class Hints:
         if wake in self._hints:
             self._settle(self._hints[wake], WakeStatus.AWAKE)
 
-    def give_way(self) -> bool:
-        """End the youngest hint that holds slots; True if there was one."""
+    def give_way(self, may_give_way: Callable[[int], bool]) -> bool:
+        """End the youngest hint that holds slots and whose tenant `may_give_way`; True if there was one."""
         for hint in reversed(list(self._hints.values())):
-            if hint.wake.reserve or hint.wake.num_ready:
+            if (hint.wake.reserve or hint.wake.num_ready) and may_give_way(hint.tenant):
                 self._settle(hint, WakeStatus.NO_ROOM)
                 return True
         return False
 
-    def num_held(self) -> int:
-        """Slots of HBM that hints would give up at once."""
+    def num_held(self, may_give_way: Callable[[int], bool]) -> int:
+        """Slots of HBM that hints of tenants that `may_give_way` would give up at once."""
         held_alone = self._store.blocks.hbm.num_held_alone
-        return sum(len(hint.wake.reserve) + held_alone(hint.wake.tip) for hint in self._hints.values())
+        hints = [hint.wake for hint in self._hints.values() if may_give_way(hint.tenant)]
+        return sum(len(wake.reserve) + held_alone(wake.tip) for wake in hints)
 
     def rows(self) -> set[int]:
         """Rows that a hint waits for."""

@@ -64,7 +64,7 @@ class LookAhead:
         return {find(key) for turn in self._turns() for key in turn.keys} - {NO_ROW}
 
     def _turns(self) -> Iterator[Turn]:
-        return islice((turn for turn in self._roster.queue if turn.keys), self._config.look_ahead_turns)
+        return islice((turn for turn in self._roster.waiters() if turn.keys), self._config.look_ahead_turns)
 
     def _note_miss(self, turn: Turn) -> None:
         """Has a load for it just failed, or come late?"""
@@ -85,7 +85,7 @@ class LookAhead:
     def _load(self, turn: Turn) -> None:
         """Start to bring to HBM what slots can be had for."""
         rows = self._loadable(turn.keys, self._num_present(turn.keys))
-        slots = self._slots(len(rows))
+        slots = self._slots(len(rows), turn.tenant)
         if slots:
             wake = self._wake(rows[: len(slots)], Tier.HBM)
             wake.take(slots)
@@ -110,11 +110,11 @@ class LookAhead:
         deadline = self._blocks.rows.now + self._config.wake_deadline_seconds
         return Wake(store=self._store, rows=rows, num_slots=num_slots, deadline=deadline, target=target)
 
-    def _slots(self, count: int) -> list[int]:
+    def _slots(self, count: int, tenant: int) -> list[int]:
         """At most `count` slots of HBM that cost nobody anything."""
         blocks, hbm = self._blocks, self._blocks.hbm
         while hbm.num_free < count:
-            row = hbm.frontier.coldest()
+            row, _ = hbm.shares.victim(tenant)
             if row == NO_ROW or hbm.frontier.worth(row)[0] > Kind.NORMAL or not blocks.has_copy_below(Tier.HBM, row):
                 break
             blocks.totals.released += 1

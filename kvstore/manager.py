@@ -14,7 +14,7 @@ import itertools
 import logging
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 from kvstore import chain
@@ -216,6 +216,7 @@ class TierManager:
                 cache=spec.cache,
                 wake=spec.wake,
                 to_nvme=spec.to_nvme,
+                tenant=spec.tenant,
             )
         )
         try:
@@ -318,9 +319,9 @@ class TierManager:
         """
         self._post(SessionClosed(tuple(tips), tuple(map(tuple, chains))))
 
-    def take_over(self, blocks: Sequence[FoundBlock]) -> None:
-        """Tell what an earlier process left on NVMe; before anything else."""
-        self._post(BlocksFound(blocks))
+    def take_over(self, blocks: Sequence[FoundBlock], owners: Mapping[BlockKey, str] | None = None) -> None:
+        """Tell what an earlier process left on NVMe, and whose chains begin with which block; before anything else."""
+        self._post(BlocksFound(blocks, owners or {}))
 
     def set_health(self, tier: Tier, health: TierHealth) -> None:
         """Tell how `tier` does, from somebody who knows."""

@@ -88,7 +88,7 @@ class Planner:
         self.config = config
         self._actions: list[Action] = []
         self._store = Store(config, self._emit)
-        self._roster = Roster(config)
+        self._roster = Roster(config, self._store.blocks.rows.tenancy)
         self._tables = Tables(self._store, config)
         self._hints = Hints(self._store, config, self._emit)
         self._look_ahead = LookAhead(self._store, self._roster, config)
@@ -122,7 +122,7 @@ class Planner:
             case TurnSettled(turn):
                 self._on_settled(turn)
             case WakeHinted():
-                self._hints.add(event, self._admission.room(0))
+                self._hints.add(event)
             case WakeCancelled():
                 self._hints.cancel(event.wake)
                 self._cancel_unwanted_loads()
@@ -142,7 +142,7 @@ class Planner:
             case FlushWanted():
                 self._blocks.flush()
             case BlocksFound():
-                adopt(self._blocks, event.blocks)
+                adopt(self._blocks, event.blocks, event.owners)
             case SlotsErased():
                 self._blocks.pools[Tier.NVME].erased(event.slots)
             case FlushDown():
@@ -237,7 +237,7 @@ class Planner:
             self._emit(RefuseTurn(event.turn, Refusal.NEVER_FITS))
             return
         self._returns.arrived(event.keys)
-        turn = self._roster.arrive(event, self._blocks.rows.now)
+        turn = self._roster.arrive(event, self._blocks.rows.tenancy.index(event.tenant), self._blocks.rows.now)
         self._admission.run()
         turn.has_waited = turn.state is TurnState.WAITING
         if event.wake is not None:
@@ -327,7 +327,7 @@ class Planner:
 
     def _pumped(self) -> list[Action]:
         if self.config.predict_returns:
-            self._returns.run(self._admission.room(0))
+            self._returns.run()
         self._admission.run()
         self._blocks.sweep()
         self._branches.sweep()

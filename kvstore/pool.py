@@ -25,10 +25,12 @@ coldest again and again would free before it drops anything.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from kvstore.frontier import Frontier
 from kvstore.rows import ABSENT, FILLING, NO_ROW, NO_SLOT, VALID, Rows
+from kvstore.shares import Shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -49,6 +51,7 @@ class Pool:
         self.quarantined: set[int] = set()
         self.erasing: set[int] = set()
         self.frontier = Frontier(rows, tier)
+        self.shares = Shares(rows.tenancy, self.frontier, capacity)
         self._free = array("i", range(capacity - 1, -1, -1))
         self._rows = rows
         self._copies = rows.copies[tier]
@@ -182,9 +185,12 @@ class Pool:
         copies, parents = self._copies, self._rows.parent
         slots, state, kids = copies.slot, copies.state, copies.kids
         taken = bytearray(self.capacity)
+        tenants, shares = self._rows.tenant, self.shares
         for row, slot in found:
             assert state[row] == ABSENT
             slots[row], state[row] = slot, VALID
+            shares.present[tenants[row]] += 1
+            shares.unheld[tenants[row]] += 1
             taken[slot] = 1
             parent = parents[row]
             if parent != NO_ROW:
@@ -215,6 +221,7 @@ class Pool:
         assert copies.state[row] == FILLING
         slot = copies.slot[row]
         self.num_filling -= 1
+        self.shares.present[self._rows.tenant[row]] -= 1
         copies.state[row] = ABSENT
         copies.slot[row] = NO_SLOT
         self._forget_kid(row)
@@ -247,6 +254,7 @@ class Pool:
         """The free `slot` is defective: the tier is one slot smaller from now on."""
         self._free.remove(slot)
         self.capacity -= 1
+        self.shares.capacity = self.capacity
 
     # --- protection -------------------------------------------------------------------
 
@@ -255,12 +263,14 @@ class Pool:
         copies, parents = self._copies, self._rows.parent
         held, state, kids = copies.held, copies.state, copies.kids
         copies.pins[row] += 1
+        tenant, unheld = self._rows.tenant[row], self.shares.unheld
         while row != NO_ROW:
             held[row] += 1
             if held[row] > 1:
                 return
             if state[row] == VALID:
                 self.num_held += 1
+                unheld[tenant] -= 1
                 if not kids[row]:
                     self.frontier.discard(row)
             row = parents[row]
@@ -271,12 +281,14 @@ class Pool:
         held, state, kids = copies.held, copies.state, copies.kids
         copies.pins[row] -= 1
         assert copies.pins[row] >= 0, f"{self.tier.name}: row {row} is unpinned twice"
+        tenant, unheld = self._rows.tenant[row], self.shares.unheld
         while row != NO_ROW:
             held[row] -= 1
             if held[row]:
                 return
             if state[row] == VALID:
                 self.num_held -= 1
+                unheld[tenant] += 1
                 if not kids[row]:
                     self.frontier.add(row)
             row = parents[row]
@@ -293,6 +305,7 @@ class Pool:
         copies = self._copies
         assert copies.state[row] == ABSENT, f"{self.tier.name}: row {row} is present already"
         copies.slot[row] = slot
+        self.shares.present[self._rows.tenant[row]] += 1
         parent = self._rows.parent[row]
         if parent != NO_ROW:
             if self.may_leave(parent):
@@ -305,16 +318,22 @@ class Pool:
         copies.state[row] = VALID
         if copies.held[row]:
             self.num_held += 1
-        elif not copies.kids[row]:
+            return
+        self.shares.unheld[self._rows.tenant[row]] += 1
+        if not copies.kids[row]:
             self.frontier.add(row)
 
     def _leave(self, row: int) -> int:
         copies = self._copies
         assert copies.state[row] == VALID, f"{self.tier.name}: row {row} is not VALID"
+        tenant = self._rows.tenant[row]
+        self.shares.present[tenant] -= 1
         if copies.held[row]:
             self.num_held -= 1
-        elif not copies.kids[row]:
-            self.frontier.discard(row)
+        else:
+            self.shares.unheld[tenant] -= 1
+            if not copies.kids[row]:
+                self.frontier.discard(row)
         slot = copies.slot[row]
         self.num_valid -= 1
         copies.state[row] = ABSENT
@@ -353,6 +372,7 @@ class Pool:
             assert copies.kids[row] == kids.get(row, 0), f"{name}: row {row} miscounts its children"
             assert copies.held[row] == held[row], f"{name}: row {row} is held {copies.held[row]}, not {held[row]}"
         self._check_counts(deepest_first)
+        self._check_shares(deepest_first)
         frontier = sorted(row for row in deepest_first if self.may_leave(row))
         assert sorted(self.frontier.rows()) == frontier, f"{name}: {frontier} may leave, not {self.frontier.rows()}"
         assert len(self.frontier) == len(frontier), f"{name}: the frontier is miscounted"
@@ -367,6 +387,19 @@ class Pool:
         slots = [copies.slot[row] for row in live if copies.state[row] != ABSENT]
         apart = [*slots, *self._free, *self.quarantined, *self.erasing]
         assert len(set(apart)) == len(apart), f"{name}: a slot has two uses"
+
+    def _check_shares(self, live: list[int]) -> None:
+        present: Counter[int] = Counter()
+        unheld: Counter[int] = Counter()
+        able: Counter[int] = Counter()
+        for row in live:
+            tenant = self._rows.tenant[row]
+            present[tenant] += self.is_present(row)
+            unheld[tenant] += self.is_valid(row) and not self.is_held(row)
+            able[tenant] += self.may_leave(row)
+        self.shares.check(present, unheld)
+        assert self.frontier.live == [able[tenant] for tenant in range(len(self.frontier.live))]
+        assert self.shares.capacity == self.capacity
 
     def known_slots(self, live: Iterable[int]) -> list[int]:
         """Every slot but those that belong to turns. For check()."""

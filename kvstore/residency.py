@@ -39,7 +39,7 @@ class Residency:
         self.rows = Rows(tiers)
         self.pools = tuple(Pool(tier, capacities[tier], self.rows) for tier in Tier if tier < tiers)
         self.hbm, self.below = self.pools[Tier.HBM], self.pools[1:]
-        self.cleaner = Cleaner()
+        self.cleaner = Cleaner(self.rows)
         self.totals = Totals()
         self.misses: dict[int, Miss] = {}
         self.blames = Blames()
@@ -216,7 +216,7 @@ class Residency:
         for pool in self.pools:
             self.totals.flushed += pool.evictable
             for _ in range(pool.evictable):
-                self.drop(pool.tier, pool.frontier.coldest())
+                self.drop(pool.tier, pool.shares.coldest())
 
     def refresh(self, row: int) -> None:
         """`row` became less worth keeping."""

@@ -107,10 +107,10 @@ class Returns:
                 self._note_return(key)
                 return
 
-    def run(self, room: int) -> None:
+    def run(self) -> None:
         """Wake what is due."""
         for tip in self._due.take_due(self._store.blocks.rows.now):
-            self._wake(tip, room)
+            self._wake(tip)
 
     def next_moment(self) -> float | None:
         return self._due.next()
@@ -139,7 +139,7 @@ class Returns:
             self._hints.take_over(resting.wake)
             resting.wake = None
 
-    def _wake(self, tip: BlockKey, room: int) -> None:
+    def _wake(self, tip: BlockKey) -> None:
         blocks = self._store.blocks
         row = blocks.rows.find(tip)
         if row == NO_ROW or blocks.hbm.is_present(row) or not blocks.can_come(row):
@@ -153,7 +153,7 @@ class Returns:
         self._num_wakes += 1
         wake = WakeId(-self._num_wakes)
         hold = max(self._config.predict_lead_seconds, self._resting[tip].keep_until - blocks.rows.now)
-        if self._hints.add(WakeHinted(wake, tuple(reversed(keys)), Tier.HBM, hold), room):
+        if self._hints.add(WakeHinted(wake, tuple(reversed(keys)), Tier.HBM, hold)):
             self._resting[tip].wake = wake
             blocks.totals.predictions += 1
 

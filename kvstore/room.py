@@ -3,7 +3,7 @@
 A block that has a copy below, or that nothing below takes, leaves at once; another is copied
 down first and leaves when its copy is there. Only what some branch lets lie on NVMe goes there.
 The last copy of a block goes only for one that is worth more, or when the tier below is unwell:
-progress never waits for a lower tier.
+progress never waits for a lower tier. Whose blocks make room for whom is said in shares.py.
 """
 
 from __future__ import annotations
@@ -37,14 +37,25 @@ class Room:
         self._blocks = blocks
         self._traffic = traffic
 
-    def obtain(self, count: int) -> int:
+    def available(self, tenant: int) -> int:
+        """Slots of HBM that are free, or coming, or that `obtain` would find for `tenant`."""
+        return self._at_hand() + self._blocks.hbm.shares.evictable_for(tenant)
+
+    def available_beyond_share(self) -> int:
+        """As `available`, whosever blocks have to leave."""
+        return self._at_hand() + self._blocks.hbm.evictable
+
+    def _at_hand(self) -> int:
+        return self._blocks.hbm.num_free + self._traffic.coming
+
+    def obtain(self, count: int, tenant: int, beyond_share: bool = False) -> int:
         """Free slots of HBM there are now, at most `count`; for the rest the coldest blocks are on their way down."""
         blocks, hbm = self._blocks, self._blocks.hbm
-        while hbm.num_free + self._traffic.coming < count:
-            row = hbm.frontier.coldest()
+        while (lacking := count - self._at_hand()) > 0:
+            row, most = hbm.shares.victim(tenant, beyond_share)
             if row == NO_ROW:
                 break
-            leaving = self.demote(row, count - hbm.num_free - self._traffic.coming)
+            leaving = self.demote(row, min(lacking, most))
             if leaving is Leaving.BUSY:
                 break
             if leaving is Leaving.NOW:
@@ -74,7 +85,7 @@ class Room:
                 continue  # every worker hangs, or it need not be waited for
             run = self._run_that_leaves_with(row, Tier.HBM, target, min(most, RUN_BLOCKS))
             count = min(len(run), traffic.num_ring_slots(Tier.HBM, target))
-            slots = self.slots_in(target, count, blocks.hbm.frontier.worth(row))
+            slots = self.slots_in(target, count, blocks.hbm.frontier.worth(row), blocks.rows.tenant[row])
             if slots:
                 traffic.begin(Purpose.DEMOTE, Tier.HBM, target, run[-len(slots) :], slots)
                 return Leaving.STARTED
@@ -96,7 +107,7 @@ class Room:
         """
         blocks, pool, below = self._blocks, self._blocks.pools[tier], Tier(tier + 1)
         while count > 0:
-            row = pool.frontier.coldest()
+            row = pool.shares.coldest()
             if row == NO_ROW:
                 return
             if self._is_expendable(tier, row):
@@ -106,7 +117,7 @@ class Room:
             if not blocks.may_sink(row) or not self._traffic.has_io_token(tier, below):
                 return
             run = self._run_that_leaves_with(row, tier, below, min(count, RUN_BLOCKS))
-            slots = self.slots_in(below, len(run), pool.frontier.worth(row))
+            slots = self.slots_in(below, len(run), pool.frontier.worth(row), blocks.rows.tenant[row])
             if not slots:  # all that is below is warmer
                 blocks.totals.evicted += blocks.is_only_in(tier, row)
                 blocks.drop(tier, row)
@@ -115,12 +126,18 @@ class Room:
             self._traffic.begin(Purpose.DEMOTE, tier, below, run[-len(slots) :], slots)
             count -= len(slots)
 
-    def slots_in(self, tier: Tier, count: int, worth: tuple[int, float]) -> list[int]:
-        """At most `count` OPEN slots of `tier`, dropping what is worth less than `worth` and needs no IO to go."""
+    def slots_in(self, tier: Tier, count: int, worth: tuple[int, float], tenant: int) -> list[int]:
+        """At most `count` OPEN slots of `tier` for `tenant`, dropping what is worth less and needs no IO to go.
+
+        What others have beyond their share is worth less than anything within one's own.
+        """
         blocks, pool = self._blocks, self._blocks.pools[tier]
         while pool.num_free < count:
-            row = pool.frontier.coldest()
-            if row == NO_ROW or pool.frontier.worth(row) >= worth:
+            row, _ = pool.shares.victim(tenant)
+            if row == NO_ROW:
+                break
+            is_owed = pool.shares.is_owed(tenant, count, blocks.rows.tenant[row])
+            if not is_owed and pool.frontier.worth(row) >= worth:
                 break
             is_expendable = self._is_expendable(tier, row)
             if not is_expendable and tier < Tier.NVME and blocks.may_sink(row):

@@ -4,25 +4,32 @@ queue      WAITING, by urgency
 admitted   WAKING, RUNNING and STOPPING: those that hold slots of HBM
 waking     of those, the WAKING ones
 growing    of those, the RUNNING ones that have asked for more slots
+
+Priorities are a tenant's own: between tenants whoever has fewest turns admitted is first.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from kvstore.snapshot import TurnCounts
 from kvstore.turns import Turn, TurnQueue, TurnState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kvstore.config import PlannerConfig
     from kvstore.events import TurnArrived
+    from kvstore.tenancy import Tenancy
     from kvstore.types import TurnId
 
 
 class Roster:
     """Turns from their arrival until they are forgotten."""
 
-    def __init__(self, config: PlannerConfig) -> None:
+    def __init__(self, config: PlannerConfig, tenancy: Tenancy) -> None:
+        self._tenancy = tenancy
         self.queue = TurnQueue()
         self.turns: dict[TurnId, Turn] = {}
         self.admitted: dict[TurnId, Turn] = {}
@@ -31,11 +38,12 @@ class Roster:
         self._max_admitted = config.max_running
         self._next_seq = 0
 
-    def arrive(self, event: TurnArrived, now: float) -> Turn:
-        """A new turn, queued."""
+    def arrive(self, event: TurnArrived, tenant: int, now: float) -> Turn:
+        """A new turn of `tenant`, queued."""
         assert event.turn not in self.turns, f"turn {event.turn} arrived twice"
         turn = Turn(
             id=event.turn,
+            tenant=tenant,
             seq=self._next_seq,
             priority=event.priority,
             cache=event.cache,
@@ -48,6 +56,7 @@ class Roster:
         self._next_seq += 1
         self.turns[turn.id] = turn
         self.queue.add(turn)
+        self._tenancy.begin_use(tenant)
         return turn
 
     def admit(self, turn: Turn) -> None:
@@ -98,11 +107,59 @@ class Roster:
             self.settle(turn)
             del self.admitted[turn.id]
         del self.turns[turn.id]
+        self._tenancy.end_use(turn.tenant)
 
     @property
     def has_room(self) -> bool:
         """May one more turn be admitted?"""
         return len(self.admitted) < self._max_admitted
+
+    def waiters(self) -> Iterator[Turn]:
+        """Waiting turns, the most urgent first; some of them may be admitted while this runs.
+
+        Who has its part admitted is left out while anyone waits in vain who has not.
+        """
+        if not self._tenancy.is_shared or not len(self.queue):
+            yield from list(self.queue)
+            return
+        lanes: dict[int, deque[Turn]] = {}
+        for turn in self.queue:
+            lanes.setdefault(turn.tenant, deque()).append(turn)
+        admitted, part, is_owed = self.admitted_by_tenant(), self._part(), False
+        while lanes:
+            tenant = min(lanes, key=lambda tenant: (admitted[tenant], lanes[tenant][0].seq))
+            if is_owed and admitted[tenant] >= part:
+                return
+            turn = lanes[tenant].popleft()
+            if not lanes[tenant]:
+                del lanes[tenant]
+            yield turn
+            if turn.state is TurnState.WAITING:
+                is_owed = is_owed or admitted[tenant] < part
+            else:
+                admitted[tenant] += 1
+
+    def admitted_by_tenant(self) -> Counter[int]:
+        """How many turns each tenant has admitted."""
+        return Counter(turn.tenant for turn in self.admitted.values())
+
+    def having_their_part(self) -> set[int]:
+        """Tenants that have their part of the turns that may run, while another waits that has less."""
+        if not self._tenancy.is_shared or not len(self.queue):
+            return set()
+        admitted, part = self.admitted_by_tenant(), self._part()
+        is_owed = any(admitted[turn.tenant] < part for turn in self.queue)
+        return {tenant for tenant, turns in admitted.items() if turns >= part} if is_owed else set()
+
+    def _part(self) -> int:
+        """Turns of each tenant that has any, if all of them want as many."""
+        return -(-self._max_admitted // max(1, len({turn.tenant for turn in self.turns.values()})))
+
+    def is_first(self, turn: Turn) -> bool:
+        """Does no turn of its tenant go on that was admitted, or if it was itself, that arrived before it?"""
+        least = -1 if turn.state is TurnState.WAITING else turn.seq
+        own = (other for other in self.admitted.values() if other.tenant == turn.tenant)
+        return not any(least < 0 or other.seq < least for other in own if other.state is not TurnState.STOPPING)
 
     def oldest(self) -> Turn | None:
         """The admitted turn that arrived first, of those that go on; it is never suspended."""

@@ -3,7 +3,7 @@
 Nothing per block is visible to the garbage collector: 300,000 block objects cost an 82 ms
 gen-2 pause, arrays 0.7. A row lives as long as a copy of its block is present in some tier,
 something pins it, or a child row names it as its parent; so `parent[row]` is always a live
-row or NO_ROW, and walking up a chain needs no checks.
+row or NO_ROW, and walking up a chain needs no checks. All blocks of a chain are one tenant's.
 
 `now` is the store's clock, set by the planner with every event. `Copies` holds what is
 known of the rows in one tier. Its laws:
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvstore.policy import Kind, inherited
+from kvstore.tenancy import Tenancy
 from kvstore.types import BlockKey, Tier
 
 KEY_BYTES: Final = 16
@@ -58,6 +59,7 @@ class Rows:
     """Keys, chains and recency of all blocks; the tiers' columns grow with it."""
 
     def __init__(self, tiers: int) -> None:
+        self.tenancy = Tenancy()
         self._index: dict[BlockKey, int] = {}
         self._keys = bytearray()
         self._free = array("i")
@@ -65,6 +67,7 @@ class Rows:
         self.depth = array("i")  # blocks before this one in its chain
         self.children = array("i")  # child rows, wherever their copies are
         self.last = array("d")  # seconds: when the chain through this row was last used
+        self.tenant = array("i")  # index of who asked for it (tenancy.py)
         self.kind = array("b")  # policy.Kind of the branch that used it last
         self.until = array("d")  # seconds: until when a KEPT row asked to stay
         self.ends = array("i")  # tips of branches that lie here (tips.py)
@@ -88,8 +91,8 @@ class Rows:
         """The key `row` was added under."""
         return BlockKey(bytes(self._keys[row * KEY_BYTES : (row + 1) * KEY_BYTES]))
 
-    def add(self, key: BlockKey, parent: int) -> int:
-        """A new row for `key`, which must be unknown; no copy is present yet."""
+    def add(self, key: BlockKey, parent: int, tenant: int) -> int:
+        """A new row for `key`, which must be unknown, of `tenant`, as its parent is; no copy is present yet."""
         assert key not in self._index
         if not self._free:
             self._grow()
@@ -99,6 +102,8 @@ class Rows:
         self.parent[row] = parent
         self.depth[row] = 0 if parent == NO_ROW else self.depth[parent] + 1
         self.last[row] = self.now
+        self.tenant[row] = tenant
+        self.tenancy.begin_use(tenant)
         self.kind[row] = Kind.NORMAL
         self.until[row] = 0.0
         self.origin[row] = Tier.HBM
@@ -121,6 +126,7 @@ class Rows:
                 self.on_forget(row, parent)
             del self._index[key]
             self._free.append(row)
+            self.tenancy.end_use(self.tenant[row])
             if parent != NO_ROW:
                 self.children[parent] -= 1
             row = parent
@@ -151,7 +157,7 @@ class Rows:
 
     def _grow(self) -> None:
         start = len(self.parent)
-        integers = (self.parent, self.depth, self.children, self.kind, self.ends, self.disk, self.origin)
+        integers = (self.parent, self.depth, self.children, self.tenant, self.kind, self.ends, self.disk, self.origin)
         for column in (*integers, self.last, self.until):
             column.frombytes(bytes(_GROWTH_ROWS * column.itemsize))
         for copies in self.copies:
@@ -172,6 +178,7 @@ class Rows:
                 continue
             assert self._index.get(self.key(parent)) == parent, f"row {row} names a forgotten parent {parent}"
             assert self.depth[row] == self.depth[parent] + 1, f"row {row} is not one below its parent"
+            assert self.tenant[row] == self.tenant[parent], f"row {row} is another tenant's than its parent"
             children[parent] = children.get(parent, 0) + 1
         for row in self._index.values():
             assert self.children[row] == children.get(row, 0), f"row {row} miscounts its children"

@@ -175,7 +175,8 @@ class Sinking:
         count = min(len(run), traffic.num_ring_slots(source, Tier.NVME))
         if not count:
             return False
-        slots = self._store.room.slots_in(Tier.NVME, count, nvme.frontier.worth(run[0]))
+        tenant = blocks.rows.tenant[run[0]]
+        slots = self._store.room.slots_in(Tier.NVME, count, nvme.frontier.worth(run[0]), tenant)
         if not slots and nvme.num_valid < nvme.capacity:
             return False  # others are being written to, or erased
         for done in run[: len(slots)] or run:

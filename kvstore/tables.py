@@ -56,7 +56,7 @@ class Tables:
             return  # its parent is not in the turn's chain: publishing would break prefix closure
         row = rows.find(fill.key)
         if row == NO_ROW:
-            row = rows.add(fill.key, tip)
+            row = rows.add(fill.key, tip, turn.tenant)
         assert rows.parent[row] == tip, f"turn {turn.id} filled a block whose key names another parent"
         if self._hbm.is_valid(row):
             self._blocks.totals.duplicate_fills += 1  # first copy won: this one stays private to the turn
@@ -70,7 +70,7 @@ class Tables:
         indices = range(first, self._config.blocks_for(computed_tokens))
         if indices and self._blocks.has_tier(Tier.DRAM):
             slots = [turn.open.pop(index) for index in indices]
-            turn.tail = self._store.tails.put_away(first, slots, computed_tokens)
+            turn.tail = self._store.tails.put_away(first, slots, computed_tokens, turn.tenant)
 
     def release(self, turn: Turn) -> None:
         """The engine has left `turn` alone: free its OPEN slots and let its chain rest."""

@@ -66,12 +66,14 @@ class Tails:
     def __iter__(self) -> Iterator[Tail]:
         return iter(self._tails)
 
-    def put_away(self, first_index: int, slots: list[int], tokens: int) -> Tail | None:
+    def put_away(self, first_index: int, slots: list[int], tokens: int, tenant: int) -> Tail | None:
         """Copy a stopped turn's OPEN HBM slots to private DRAM slots; None, and they are free, if there is no room.
 
         The HBM slots are free once the copy has ended.
         """
-        dram = self._room.slots_in(Tier.DRAM, len(slots), _WORTH) if self._blocks.takes(Tier.DRAM) else []
+        dram: list[int] = []
+        if self._blocks.takes(Tier.DRAM):
+            dram = self._room.slots_in(Tier.DRAM, len(slots), _WORTH, tenant)
         if len(dram) < len(slots):
             if dram:
                 self._blocks.pools[Tier.DRAM].close(dram)

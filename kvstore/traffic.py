@@ -134,6 +134,12 @@ class Traffic:
         """It will free no slots, or has just done so."""
         if transfer.frees_hbm:
             self.coming -= len(transfer.source_slots)
+        self._note_leaving(transfer, -len(transfer.rows))
+
+    def _note_leaving(self, transfer: Transfer, blocks: int) -> None:
+        if transfer.purpose is Purpose.DEMOTE:
+            tenant = self._blocks.rows.tenant[transfer.rows[0]]
+            self._blocks.pools[transfer.source].shares.leaving[tenant] += blocks
 
     def _send(self, transfer: Transfer) -> None:
         self._next_id += 1
@@ -141,6 +147,7 @@ class Traffic:
             self.coming += len(transfer.source_slots)
         elif transfer.purpose is Purpose.LOAD:
             self._blocks.cost.reads[transfer.source].begin(len(transfer.rows), self._blocks.rows.now)
+        self._note_leaving(transfer, len(transfer.rows))
         self.transfers.add(transfer)
         rows = self._blocks.rows
         keys = tuple(map(rows.key, transfer.rows))

@@ -40,6 +40,7 @@ class Turn:
     """One turn from its arrival to its last StepEnded."""
 
     id: TurnId
+    tenant: int
     seq: int  # arrival order; kept through suspensions
     priority: int
     cache: bool

@@ -115,7 +115,8 @@ class TurnSpec:
     handed to the engine untouched (sampling parameters and the like). `namespace` decides
     which blocks may be shared. Lower `priority` is sooner. `wake` is the hint that announced it:
     past the place where the prompt diverges from what was hinted, nothing more is loaded. `to_nvme`
-    false: while it is suspended, none of its blocks lies on NVMe.
+    false: while it is suspended, none of its blocks lies on NVMe. `tenant` is who shares the store and the engine with
+    others; `namespace` must be of no other tenant.
     """
 
     token_ids: array[int]
@@ -126,6 +127,7 @@ class TurnSpec:
     cache: bool = True
     wake: WakeId | None = None
     to_nvme: bool = False
+    tenant: str = ""
 
 
 @dataclass(slots=True)

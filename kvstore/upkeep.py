@@ -3,7 +3,8 @@
     cleaner       keeps `clean_share` of HBM free or clean, as far as free slots of DRAM allow, or what
                   NVMe has anyway; it never evicts anything to make a duplicate
     watermarks    when more than `high` of a tier cannot be had without IO, its coldest blocks move
-                  down, at the cost of colder ones below, until it is `low`
+                  down, at the cost of colder ones below, until it is `low`; of several tenants those of who
+                  uses most, in HBM only beyond the share
 
 A clean block stays where it is and leaves for nothing; so it counts as room, and what is
 copied down ahead of need costs no hit.
@@ -50,7 +51,7 @@ class Upkeep:
         self._is_hbm_high = hbm.capacity - self._at_hand() > hbm.capacity * limit
         share = max(config.clean_share, 1.0 - config.hbm_low if self._is_hbm_high else 0.0)
         while (lacking := hbm.capacity * share - self._at_hand()) > 0:
-            tip = self._store.blocks.cleaner.coldest()
+            tip = self._store.blocks.cleaner.coldest(hbm.shares.used)
             if tip == NO_ROW or not self._move_down(tip, ceil(lacking)):
                 return
 
@@ -68,7 +69,7 @@ class Upkeep:
         if blocks.hbm.is_held(tip):
             return False  # it is being copied, or a hint builds on it
         if not blocks.pools[Tier.DRAM].is_present(tip):
-            if self._is_hbm_high:
+            if self._is_hbm_high and not blocks.hbm.shares.keeps(blocks.rows.tenant[tip]):
                 leaving = room.demote(tip, most)
                 if leaving is not Leaving.NOW:
                     return leaving is Leaving.STARTED

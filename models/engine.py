@@ -19,6 +19,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from kvstore.types import StepReport, StopReason, TurnId, TurnProgress, TurnSpec
+from models.contention import Contention
 from models.detokenize import Detokenizer, special_ids
 from models.logprobs import TokenLogprob, logprobs_of
 from models.runner import Chunk, Runner
@@ -46,6 +47,7 @@ class Answer:
     ) -> None:
         assert isinstance(spec.payload, SamplingParams)
         self.turn = turn
+        self.tenant = spec.tenant
         self.params = spec.payload
         self.tokens = array("I", spec.token_ids)
         self.slots: list[int] = []
@@ -216,6 +218,7 @@ class Engine:
         self._eos_ids = eos_ids
         self._max_context = max_context
         self._prefill_chunk_tokens = prefill_chunk_tokens
+        self._contention = Contention()
         self._on_step = on_step
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._running: dict[TurnId, Answer] = {}
@@ -332,7 +335,8 @@ class Engine:
 
     def _plan(self) -> list[tuple[Answer, int]]:
         answers = list(self._running.values())
-        return [(answers[work.place], work.num_tokens) for work in schedule(answers, self._prefill_chunk_tokens)]
+        works = schedule(answers, self._prefill_chunk_tokens, self._contention)
+        return [(answers[work.place], work.num_tokens) for work in works]
 
     def _step(self, plan: list[tuple[Answer, int]]) -> StepReport:
         report = StepReport(progress=[])

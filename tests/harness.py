@@ -303,7 +303,7 @@ async def bench(
         it = Bench(manager, engine, runner, tier)
         if tier is not None:
             it.keeper = Keeper(SessionBook(max_sessions=1000, max_branches=16), manager, journal=tier.journal)
-            manager.take_over(tier.found)
+            manager.take_over(tier.found, tier.owners)
             it.keeper.restore(tier.restored)
         engine.open()
         try:

@@ -39,7 +39,7 @@ PURE = {
     *(f"kvstore.{name}" for name in ("tables", "tails", "traffic", "transfers", "turns", "upkeep", "wakes")),
     *(f"kvstore.{name}" for name in ("clocks", "catalog_rows", "catalog_pending", "returns", "tips")),
     *(f"kvstore.{name}" for name in ("budget", "cost", "dirty", "found", "health", "ledger", "sinking")),
-    "models.scheduler",
+    *("kvstore.shares", "kvstore.tenancy", "models.contention", "models.scheduler"),
     *(f"app.admin.{name}" for name in ("numbers", "prefetches", "verdict")),
 }
 IMPURE_LIBRARY = {

@@ -1,4 +1,4 @@
-"""Commands that ask a server over HTTP: chat, serve-and-chat, sessions, replay."""
+"""Commands that ask a server over HTTP: chat, serve-and-chat, sessions, replay, tenants."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def register(cli: typer.Typer) -> None:
     cli.command("serve-and-chat", context_settings=options.FOR_SERVE, epilog=THE_REST_IS_FOR_SERVE)(serve_and_chat)
     cli.command(context_settings=options.FOR_SERVE, epilog=THE_REST_IS_FOR_SERVE)(sessions)
     cli.command()(replay)
+    cli.command(context_settings=options.FOR_SERVE, epilog=THE_REST_IS_FOR_SERVE)(tenants)
 
 
 def chat(
@@ -190,6 +191,33 @@ def replay(
     samples = running.run(url, model, api_key, plan)
     report.add(shown.part(samples), shown.table(samples))
     options.finish(report, json_file, plots)
+
+
+def tenants(
+    context: typer.Context,
+    turns: Annotated[int, typer.Option(min=2, help="Of the key that is timed, alone and again beside the flood.")] = 40,
+    words: Annotated[int, typer.Option(min=1, help="Of its prompts.")] = 250,
+    clients: Annotated[int, typer.Option(min=1, help="Of the key that floods, all at once.")] = 24,
+    flood_words: Annotated[int, typer.Option(min=1, help="Of their prompts.")] = 1_000,
+    seed: Seed = None,
+    calibrate: Calibrate = True,
+    json_file: Json = None,
+) -> None:
+    """What one API key's flood costs another: p95 of first tokens alone and beside it."""
+    from bench import machine as machines
+    from bench import report as reports
+    from bench import tenants as flooding
+    from bench.progress import progress
+
+    plan = flooding.TenantsPlan(
+        turns=turns, words=words, clients=clients, flood_words=flood_words, seed=options.seed_of(seed)
+    )
+    report = options.begin("tenants", calibrate)
+    loads = machines.load_average()
+    with progress("tenants", plan.num_rounds) as done:
+        samples = flooding.run(plan, context.args, done)
+    report.add(flooding.part(samples), flooding.table(samples), reports.loads_line(loads, machines.load_average()))
+    options.finish(report, json_file)
 
 
 def _chat_plan(

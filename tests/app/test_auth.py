@@ -169,6 +169,40 @@ def test_two_tenants_with_one_id_and_one_prompt_share_nothing(serve: Serve) -> N
         assert {one["id"] for one in alice.get(SESSIONS).json()["data"]} == {"s", "only-alices", "again"}
 
 
+def test_what_one_tenant_does_with_an_id_does_nothing_to_anothers_session_of_that_id(serve: Serve) -> None:
+    server = serve(**TWO)
+    with client(server.server, headers=bearer(ALICE)) as alice, client(server.server, headers=bearer(BOB)) as bob:
+        for http in (alice, bob):
+            assert turn(http, "s").status_code == 200
+        assert {spec.tenant for spec in server.engine.specs} == {"alice", "bob"}
+        before = alice.get(f"{SESSIONS}/s").json()
+        assert bob.post(f"{SESSIONS}/s/sleep").status_code == 200
+        assert bob.patch(f"{SESSIONS}/s", json={"pinned": True}).status_code == 200
+        assert bob.post(f"{SESSIONS}/s/fork", json={"session_id": "f"}).status_code == 201
+        assert alice.get(f"{SESSIONS}/s").json() == before
+        refused(alice.get(f"{SESSIONS}/f"), 404, "session_not_found")
+        # A parent that is another's is nobody.
+        child = turn(bob, "c", parent_session_id="only-alices").json()["session"]
+        assert sum(child["reused_tokens"].values()) > 0  # of his own prompt, which is the same
+        assert turn(alice, "only-alices").status_code == 200
+        assert bob.delete(SESSIONS).json()["deleted"] == 3
+        again = turn(alice, "s").json()["session"]
+        assert again["turn"] == 2
+        assert again["reused_tokens"]["hbm"] > 0
+
+
+def test_the_admin_sees_both_sessions_of_one_id_and_whose_each_is(serve: Serve) -> None:
+    server = serve(**TWO)
+    with client(server.server, headers=bearer(ALICE)) as alice, client(server.server, headers=bearer(BOB)) as bob:
+        for http in (alice, bob):
+            turn(http, "same")
+    with client(server.server, headers=bearer(ADMIN)) as admin:
+        rows = admin.get("/admin/api/sessions").json()["sessions"]
+        assert sorted((row["tenant"], row["id"]) for row in rows) == [("alice", "same"), ("bob", "same")]
+        # The admin key is no tenant: it has no sessions, and meets nobody's.
+        refused(admin.get(f"{SESSIONS}/same"), 401, "invalid_api_key")
+
+
 def test_a_salt_is_one_within_its_tenant(serve: Serve) -> None:
     server = serve(**TWO)
     with client(server.server, headers=bearer(ALICE)) as alice, client(server.server, headers=bearer(BOB)) as bob:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
-import jsonschema
 import pytest
 from pydantic import BaseModel
 
@@ -15,7 +13,6 @@ from models.embedded import NAME
 from tests.app.live import client
 from tests.app.test_answers import URL, events
 from tests.app.test_openai_client import strict, sync_client
-from tests.models.schemas import SchemaMaker
 from tests.models.test_tool_templates import TOOLS
 
 if TYPE_CHECKING:
@@ -148,21 +145,3 @@ def test_the_sdks_own_parse_gets_its_model(fresh: Live) -> None:
     city = answer.choices[0].message.parsed
     assert city is not None
     assert city.name in ("Paris", "Rome")
-
-
-@pytest.mark.golden
-def test_twenty_schemas_at_once_are_all_kept_to(fresh: Live) -> None:
-    schemas = [SchemaMaker(seed).make(depth=1) for seed in range(20)]
-
-    def ask(number: int) -> Any:
-        fields = {"guided_json": schemas[number], "temperature": number % 2, "seed": number, "max_tokens": 512}
-        return post(fresh, **fields).json()["choices"][0]
-
-    with ThreadPoolExecutor(20) as threads:
-        choices = list(threads.map(ask, range(20)))
-    ended = [
-        (choice, schema) for choice, schema in zip(choices, schemas, strict=True) if choice["finish_reason"] == "stop"
-    ]
-    assert len(ended) >= 19
-    for choice, schema in ended:
-        jsonschema.validate(json.loads(choice["message"]["content"]), schema)

@@ -88,12 +88,15 @@ class Script:
         cache: bool = True,
         wake: WakeId | None = None,
         to_nvme: bool = False,
+        tenant: str = "",
     ) -> list[Action]:
         """A turn whose prompt is the blocks of `path` and one token more."""
         self.paths[turn] = path
         prompt_tokens = len(path) * BLOCK_TOKENS + 1
         chain = keys(path) if cache else ()
-        return self.feed(TurnArrived(TurnId(turn), chain, prompt_tokens, output_tokens, priority, cache, wake, to_nvme))
+        return self.feed(
+            TurnArrived(TurnId(turn), chain, prompt_tokens, output_tokens, priority, cache, wake, to_nvme, tenant)
+        )
 
     def fills(self, turn: int, *indices: int, path: str | None = None) -> tuple[Fill, ...]:
         chain = keys(self.paths[turn] if path is None else path)
@@ -114,9 +117,9 @@ class Script:
     def grow(self, turn: int, slots: int = 1) -> list[Action]:
         return self.feed(GrowWanted(TurnId(turn), slots))
 
-    def run(self, turn: int, path: str) -> None:
+    def run(self, turn: int, path: str, tenant: str = "") -> None:
         """A whole turn that fills every block of `path` and stops."""
-        actions = self.arrive(turn, path)
+        actions = self.arrive(turn, path, tenant=tenant)
         if turn not in self.running:
             actions += self.end_all()
         cached = the_grant(actions).cached_tokens // BLOCK_TOKENS

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvstore.config import PlannerConfig
 from kvstore.events import TierHealth, TransferEnd, WritePolicy
 from kvstore.types import Tier
-from tests.kvstore.world import World
+from tests.kvstore.world import ALPHABET, World, tenant_of
 
 CONFIGS = st.builds(
     PlannerConfig,
@@ -43,6 +43,7 @@ CONFIGS = st.builds(
 FAILURES = st.sampled_from(sorted(set(TransferEnd) - {TransferEnd.DONE}, key=str))
 NEW_TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=8)
 LENGTHS = st.integers(0, 40)
+TENANTS = st.sampled_from([0, 0, 1, 2])
 
 
 class PlannerMachine(RuleBasedStateMachine):
@@ -55,11 +56,20 @@ class PlannerMachine(RuleBasedStateMachine):
         recent = self.world.histories[-8:]
         return data.draw(st.sampled_from(recent))[:length] if recent else ()
 
-    @rule(data=st.data(), length=LENGTHS, new=NEW_TOKENS, output=st.integers(0, 10), priority=st.integers(-1, 1))
-    def arrive(self, data: st.DataObject, length: int, new: list[int], output: int, priority: int) -> None:
+    @rule(
+        data=st.data(),
+        tenant=TENANTS,
+        length=LENGTHS,
+        new=NEW_TOKENS,
+        output=st.integers(0, 10),
+        priority=st.integers(-1, 1),
+    )
+    def arrive(self, data: st.DataObject, tenant: int, length: int, new: list[int], output: int, priority: int) -> None:
         hints = sorted(self.world.hints)
         hint = data.draw(st.sampled_from([None, *hints])) if hints else None
-        tokens = [*self.history(data, length), *new]
+        history = self.history(data, length)
+        tenant = tenant_of(history) if history else tenant
+        tokens = [*history, *(tenant * ALPHABET + token for token in new)]
         cache = data.draw(st.booleans()) or output > 1
         self.world.arrive(tokens, output, priority, cache=cache, hint=hint, to_nvme=output % 2 == 0)
 

@@ -12,7 +12,7 @@ def chain(rows: Rows, path: str) -> list[int]:
     for key in keys(path):
         row = rows.find(key)
         if row == NO_ROW:
-            row = rows.add(key, parent)
+            row = rows.add(key, parent, rows.tenancy.index(""))
         found.append(row)
         parent = row
     return found
@@ -52,7 +52,8 @@ def test_a_hundred_thousand_rows_give_the_garbage_collector_nothing_to_visit() -
     gc.collect()
     before = len(gc.get_objects())
     rows = Rows(tiers=2)
+    tenant = rows.tenancy.index("")
     for number in range(100_000):
-        rows.add(number.to_bytes(16, "little"), NO_ROW)  # type: ignore[arg-type]
+        rows.add(number.to_bytes(16, "little"), NO_ROW, tenant)  # type: ignore[arg-type]
     gc.collect()
     assert len(gc.get_objects()) - before < 100

@@ -65,6 +65,18 @@ if TYPE_CHECKING:
 Content = tuple[int, ...]
 GARBAGE: Content = (-1,)
 
+ALPHABET = 10
+"""Tokens of each tenant: those of tenant `i` are [i * ALPHABET, (i + 1) * ALPHABET), so no key is two tenants'."""
+
+
+def tenant_of(content: Sequence[int]) -> int:
+    return content[0] // ALPHABET
+
+
+def name_of(content: Sequence[int]) -> str:
+    """The first tenant is the one of those who have no key."""
+    return f"tenant {tenant}" if (tenant := tenant_of(content)) else ""
+
 
 def key(content: Content) -> BlockKey:
     return BlockKey(blake2b(repr(content).encode(), digest_size=16).digest())
@@ -132,7 +144,8 @@ class World:
         turn = self._new_id()
         self.clients[turn] = Client(list(tokens), len(tokens), num_output, cache, to_nvme)
         keys = self.keys(tokens) if cache else ()
-        self._feed(TurnArrived(TurnId(turn), keys, len(tokens), num_output, priority, cache, hint, to_nvme))
+        tenant = name_of(tokens)
+        self._feed(TurnArrived(TurnId(turn), keys, len(tokens), num_output, priority, cache, hint, to_nvme, tenant))
 
     def step(self, paces: Sequence[int]) -> None:
         """One engine step: running turn `i` computes up to `paces[i % len]` tokens; then those that want to, grow."""
@@ -249,7 +262,12 @@ class World:
         self.planner = Planner(self.config)
         if self.config.nvme_slots:
             found = [(it.key, it.parent, it.first_block, it.slot, self.now - 1.0) for it in self.catalogue.values()]
-            self._feed(BlocksFound(found[::-1]))
+            owners = {
+                it.key: name_of(self._memory[Tier.NVME, it.slot])
+                for it in self.catalogue.values()
+                if not it.first_block
+            }
+            self._feed(BlocksFound(found[::-1], owners))
         tips = [keys[-1] for branch in self.branches if (keys := self.keys(branch.content))]
         self._feed(BranchesFound([BranchRecorded(tip) for tip in tips]))
 
@@ -303,7 +321,7 @@ class World:
             end = min(client.computed, (index + 1) * width)
             self._memory[Tier.HBM, client.table[index]] = tuple(client.tokens[:end])
         if client.computed == len(client.tokens) < client.num_prompt + client.num_output:
-            client.tokens.append(turn % 2)
+            client.tokens.append(tenant_of(client.tokens) * ALPHABET + turn % 2)
         while (client.filled + 1) * width <= client.computed:
             client.filled += 1
             yield Fill(TurnId(turn), client.filled - 1, key(tuple(client.tokens[: client.filled * width])))

@@ -195,7 +195,7 @@ def test_an_answer_cut_at_a_stop_string_says_the_same_in_pieces(case: Case, data
         shown += text
         for delta in parser.feed(text):
             said.add(delta)
-        if filter_.is_found:
+        if filter_.found:
             break
     shown += (rest := filter_.flush())
     for delta in [*parser.feed(rest), *parser.finish()]:
