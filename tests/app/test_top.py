@@ -122,7 +122,13 @@ def test_it_watches_until_it_is_interrupted(serve: Serve) -> None:
     command = [sys.executable, "-m", "dormouse_gateway", "top", "--url", server.url, "--seconds", "0.1"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DORMOUSE_")}
     environment["TERM"] = "xterm"
-    with subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdin=theirs, stdout=theirs) as process:
+    # A shell that started this suite in the background had it ignore interrupts, and so its children.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        process = subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdin=theirs, stdout=theirs)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
         os.close(theirs)
         # The second time it is not what it began with.
         shown = b""

@@ -26,6 +26,7 @@ TOLD = sorted(
 )
 OTHERS = {
     "--profile",  # docker compose
+    "--plots",  # dormouse bench
     "--help",
     "--version",
     "--tiny",  # of make readme
@@ -34,7 +35,7 @@ OTHERS = {
     "--seed",  # of make torture
     "--rounds",
 }
-OTHER_COMMANDS = {"docs/performance.md", "examples/README.md"}
+OTHER_COMMANDS = {"docs/performance.md", "docs/benchmarks.md", "docs/clients.md", "examples/README.md"}
 """Flags there are the benchmarks' and the examples'."""
 
 
