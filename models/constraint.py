@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from models.call_syntax import DEEPSEEK, LLAMA, MISTRAL
 from models.call_syntax import DEEPSEEK_CALLS as BEGINS
 from models.harmony import CHANNEL, CONSTRAIN, MESSAGE, START
-from models.json_schema import check_schema
+from models.json_schema import check_schema, with_few_decimals
 
 if TYPE_CHECKING:
     from models.tools import OutputFormat
@@ -154,7 +154,7 @@ def framed(constraint: Constraint, form: OutputFormat, prompt: str, marker: Mark
 
 def _json(schema: object) -> str:
     described = schema if isinstance(schema, Mapping) else {} if schema is True else {"enum": []}
-    return "%json " + json.dumps({**described, "x-guidance": SPELLING})
+    return "%json " + json.dumps({**with_few_decimals(described), "x-guidance": SPELLING})
 
 
 def _literal(text: str) -> str:

@@ -53,6 +53,10 @@ ANNOTATIONS = (
 FORMATS = ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 
 MAX_DEPTH = 64
+DECIMALS = 9
+"""Places after the point of a number, or of a time's seconds, whose schema does not say."""
+_TIMES = ("time", "date-time")
+_FEW_DECIMALS = rf"^[^.]*(\.[0-9]{{1,{DECIMALS}}}[^0-9.][^.]*)?$"
 
 _MAPS = ("properties", "$defs", "definitions")
 _LISTS = ("anyOf", "prefixItems")
@@ -89,6 +93,37 @@ def _check(schema: object, path: str, depth: int) -> None:
             raise GrammarRefused(f"a '$ref' (at {where[:200]}) may only name a place within the schema")
         for name, inner in _inner(keyword, value):
             _check(inner, f"{where}{name}", depth + 1)
+
+
+def with_few_decimals(schema: Any) -> Any:
+    """The same, but for numbers and times that go on and on: they have `DECIMALS` places at most.
+
+    A model that is held to digits finds no reason to stop, and none writes more of them on purpose. A schema that says
+    how fine its numbers are, or whose bounds are finer than that, stays as it is.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    kinds, said = schema.get("type"), dict(schema)
+    for keyword, value in schema.items():
+        if keyword in _SINGLE:
+            said[keyword] = with_few_decimals(value)
+        elif keyword in _MAPS and isinstance(value, Mapping):
+            said[keyword] = {name: with_few_decimals(inner) for name, inner in value.items()}
+        elif keyword in _LISTS and isinstance(value, list):
+            said[keyword] = [with_few_decimals(inner) for inner in value]
+    is_number = kinds == "number" or (isinstance(kinds, list) and "number" in kinds)
+    if is_number and not schema.keys() & {"multipleOf", "enum", "const"} and not _has_fine_bounds(schema):
+        said["multipleOf"] = 10.0**-DECIMALS
+    if schema.get("format") in _TIMES and "pattern" not in schema:
+        said["pattern"] = _FEW_DECIMALS
+    return said
+
+
+def _has_fine_bounds(schema: Mapping[str, Any]) -> bool:
+    bounds = (schema.get(keyword) for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+    return any(
+        isinstance(bound, (int, float)) and round(bound, DECIMALS - 3) != bound for bound in bounds if bound is not None
+    )
 
 
 def _inner(keyword: str, value: Any) -> Iterator[tuple[str, object]]:

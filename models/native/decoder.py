@@ -183,7 +183,11 @@ class NativeDecoder:
         )
 
     def step(self, arena: Arena, chunks: Sequence[Chunk], wanted: Sequence[int]) -> Tensor:
-        """K/V of the chunks, packed in their order; logits [wanted, vocabulary] of those rows, ascending. Blocking."""
+        """K/V of the chunks, packed in their order; logits [wanted, vocabulary] of those rows, ascending. Blocking.
+
+        Raises:
+            IndexError: a token is beyond the vocabulary.
+        """
         block, dim = self._layout.block_tokens, self._layout.layers[0].head_dim
         counts = [len(chunk.token_ids) for chunk in chunks]
         tables = [np.asarray(chunk.slots, dtype=np.int64) for chunk in chunks]
@@ -198,6 +202,8 @@ class NativeDecoder:
         )
         write = slots * arena.slot_elements + positions % block * dim
         token_ids = np.concatenate([np.asarray(chunk.token_ids, dtype=np.int64) for chunk in chunks])
+        if token_ids.max() >= self.vocabulary:  # C would read what lies behind the table
+            raise IndexError(f"token {token_ids.max()} is none of {self.vocabulary}")
         starts = np.cumsum([0, *counts[:-1]])
         sequences = np.array(
             [

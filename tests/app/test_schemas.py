@@ -66,7 +66,7 @@ def test_every_answer_that_ends_by_itself_is_valid_and_few_do_not(fresh: Live, c
                 schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
             )
             validator.validate(json.loads(text))
-    cut_short = [asked[number][0] for number, (reason, _) in enumerate(answers) if reason == "length"]
+    cut_short = [(asked[number][0], text) for number, (reason, text) in enumerate(answers) if reason == "length"]
     assert len(cut_short) <= MOST_CUT_SHORT * len(asked), cut_short
 
 

@@ -53,7 +53,7 @@ async def test_copies_that_come_late_or_fail_change_no_output(
     faulty: list[FaultyStore] = []
 
     def breaking(store: SlotStore) -> SlotStore:
-        chances = {"late": 0.5, "delay_seconds": 0.3, "short": 0.3, "raising": 0.1}
+        chances = {"late": 0.5, "delay_seconds": 0.3, "short": 0.5, "raising": 0.3}
         faulty.append(FaultyStore(store, Random(seed), **chances))
         return faulty[0]
 

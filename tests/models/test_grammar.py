@@ -15,7 +15,7 @@ import torch
 from models import constraint
 from models.errors import GrammarRefused
 from models.grammar import Grammars, Matcher
-from models.json_schema import ANNOTATIONS, FORMATS, SUPPORTED, check_schema
+from models.json_schema import ANNOTATIONS, FORMATS, SUPPORTED, check_schema, with_few_decimals
 from models.output import parsed
 from models.sampling import SamplingParams, SamplingRow, sample
 from tests.models.schemas import SchemaMaker
@@ -220,3 +220,21 @@ def test_a_call_that_is_wanted_is_one_in_the_familys_own_form(
             assert call.name in ("get_weather", "get_time")
             jsonschema.validate(json.loads(call.arguments), bounded[0]["function"]["parameters"])
         assert said.content == ""
+
+
+def test_numbers_and_times_do_not_go_on_for_ever_unless_their_schema_asks_for_more() -> None:
+    assert with_few_decimals({"type": "number", "maximum": 10.5})["multipleOf"] == 1e-9
+    assert with_few_decimals({"anyOf": [{"type": ["number", "null"]}]})["anyOf"][0]["multipleOf"] == 1e-9
+    assert with_few_decimals({"properties": {"enum": {"type": "number"}}})["properties"]["enum"]["multipleOf"] == 1e-9
+    assert re.fullmatch(with_few_decimals({"format": "time"})["pattern"], "10:11:12.123456789Z")
+    assert not re.fullmatch(with_few_decimals({"format": "time"})["pattern"], "10:11:12.1234567891Z")
+    for schema in (
+        {"type": "number", "minimum": 1e-12},
+        {"type": "number", "multipleOf": 0.5},
+        {"type": "number", "enum": [0.1234567891234]},
+        {"type": "string", "format": "time", "pattern": "Z$"},
+        {"type": "integer"},
+        {"const": {"type": "number"}},
+        True,
+    ):
+        assert with_few_decimals(schema) == schema
