@@ -422,6 +422,27 @@ def test_ten_thousand_sessions_answer_a_key_or_a_click_within_a_tenth_of_a_secon
     assert page.evaluate("document.querySelectorAll('*').length") < 2_500
 
 
+def test_a_plot_of_any_first_tokens_comes_to_an_end(serve: Serve, visit: Callable[..., Page]) -> None:
+    """uPlot's marks of a logarithmic axis never end where it begins just below a power of ten."""
+    page = visit(serve().url)
+    marks = page.evaluate(
+        """async () => {
+          const { around } = await import("./admin/static/plots.js");
+          const most = [];
+          for (const value of [0.002, 0.0019999999, 0.0021, 0.02, 0.19999, 0.21, 1.999, 20, 35.7]) {
+            const y = { distr: 3, range: around([value]) };
+            const size = { width: 300, height: 200 };
+            const options = { ...size, scales: { x: { time: false }, y }, axes: [{}, {}], series: [{}, {}] };
+            const plot = new uPlot(options, [[0, 1], [value, value]], document.createElement("div"));
+            await new Promise((done) => setTimeout(done));
+            most.push(plot.axes[1]._splits.length);
+          }
+          return most;
+        }"""
+    )
+    assert all(2 <= each < 40 for each in marks), marks
+
+
 def test_a_server_that_is_gone_is_said(serve: Serve, visit: Callable[..., Page]) -> None:
     server = serve()
     page = visit(server.url)

@@ -137,11 +137,13 @@ function axes(colour, values, incrs = undefined) {
   return [{ ...shared, grid: { show: false }, values: time, size: 24, space: 60 }, { ...shared, values: (plot, splits) => values(splits), size: 56, space: 28, ...(incrs && { incrs }) }];
 }
 
-// A logarithmic axis needs some room even where there is one value, or none.
-function around(values) {
+// A logarithmic axis needs some room even where there is one value, or none. It begins with one digit and a power of
+// ten: from any other number uPlot's marks (1.6.32) may step beside a power of ten, and then they never end.
+export function around(values) {
   const low = values.length ? Math.min(...values) : 0.01;
   const high = values.length ? Math.max(...values) : 1;
-  return [low / 2, Math.max(high * 2, low * 20)];
+  const [digit, power] = (low / 2).toExponential().split("e");
+  return [Number(`${Math.floor(Number(digit))}e${power}`), Math.max(high * 2, low * 20)];
 }
 
 function line(stroke) {
